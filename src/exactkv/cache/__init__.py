@@ -1,0 +1,13 @@
+"""Exact KV caches. Knows positions, rows and bytes; knows nothing of models or text."""
+
+from exactkv.cache.cache import Cache, CacheSpec, check_lengths, join, uncached_step
+from exactkv.cache.layer import AttentionLayer
+from exactkv.cache.pattern import AttentionPattern, ChunkedAttention, FullAttention, SlidingWindow, visible
+from exactkv.cache.storage import make_storage
+from exactkv.cache.view import KVSegment, KVView, RowView, Step
+
+__all__ = [
+    "AttentionLayer", "AttentionPattern", "Cache", "CacheSpec", "ChunkedAttention", "FullAttention",
+    "KVSegment", "KVView", "RowView", "SlidingWindow", "Step", "check_lengths", "join", "make_storage",
+    "uncached_step", "visible",
+]  # fmt: skip

@@ -1,0 +1,384 @@
+"""The cache of one model: rows of all its layers, one length a row, every change committed at once.
+
+A row's state is an immutable record; the cache holds a tuple of them and every operation ends in one
+assignment of that tuple. So an operation either happened or did not, wherever it was interrupted.
+Rows may be referred to by several caches (``select``, ``fork``, ``join``); the first that writes while
+another refers to the same row takes private memory for what it adds. Not for use from several threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from exactkv.cache import integrity, report
+from exactkv.cache.layer import AttentionLayer, arrange
+from exactkv.cache.pattern import AttentionPattern
+from exactkv.cache.place import Policy
+from exactkv.cache.run import Memory, Run
+from exactkv.cache.storage import DenseStorage, PartShapes
+from exactkv.cache.view import NOTHING, Fresh, Placement, Step
+from exactkv.errors import InputError, IntegrityError
+
+
+class CacheSpec:
+    """What a model's cache must hold.
+
+    ``layers``: each layer's pattern and parts, in the model's order. ``identity``: names the model, so that
+    another model's cache is refused. ``max_length``: the most tokens a row may have, None for no limit.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[AttentionPattern, PartShapes]],
+        identity: str,
+        max_length: int | None = None,
+    ):
+        self.layers, self.zones = arrange(layers)
+        self.identity = identity
+        self.max_length = max_length
+
+
+class Owner:
+    """What is one row's own, whichever states of it exist: the log of its tokens, and who refers to it."""
+
+    __slots__ = ("caches", "log")
+
+    def __init__(self, log: list[int]):
+        self.log = log
+        self.caches: WeakSet[Cache] = WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The state of one row: its length, and what it holds in each zone. Tokens are ``owner.log[:length]``."""
+
+    owner: Owner
+    length: int
+    runs: tuple[Run, ...]
+
+
+class Cache:
+    """KV cache of a batch of rows. Made by ``model.new_cache``; see there for the arguments."""
+
+    def __init__(
+        self, spec: CacheSpec, batch_size: int, storage: DenseStorage, slack: int = 0, step: int = 256,
+        max_length: int | None = None,
+    ):  # fmt: skip
+        _require(isinstance(batch_size, int) and batch_size >= 0, "batch_size", batch_size, "an integer >= 0")
+        _require(isinstance(slack, int) and slack >= 0, "slack", slack, "an integer >= 0")
+        _require(isinstance(step, int) and step >= 1, "step", step, "an integer >= 1")
+        limit = spec.max_length
+        fits = max_length is None or (isinstance(max_length, int) and 1 <= max_length <= (limit or max_length))
+        _require(fits, "max_length", max_length, f"an integer from 1 to {limit or 'any'}: the model's limit")
+        self.spec = spec
+        self.max_length = limit if max_length is None else max_length
+        self._policy = Policy(storage, step, slack, self.max_length, reserve=max_length is not None)
+        self._rows: tuple[Row, ...] = ()
+        self._step: Step | None = None
+        self._exclusive = True
+        self._hold(tuple(self._new_row() for _ in range(batch_size)))
+
+    # What it is.
+
+    @property
+    def layers(self) -> tuple[AttentionLayer, ...]:
+        return self.spec.layers
+
+    @property
+    def storage(self) -> DenseStorage:
+        return self._policy.storage
+
+    @property
+    def batch_size(self) -> int:
+        return len(self._rows)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Positions fed so far, one a row."""
+        return [row.length for row in self._rows]
+
+    def tokens(self, row: int) -> list[int]:
+        """The token ids that row was fed, as many as its length."""
+        self._check_rows([row])
+        state = self._rows[row]
+        return state.owner.log[: state.length]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory allocated for rows; what rows share is counted once."""
+        return sum(memory.nbytes for memory in self._memories())
+
+    @property
+    def slack(self) -> int:
+        """How many rows more than the pattern needs bounded layers keep: ``slack`` + 1 tokens can be rewound.
+        It can be raised at any time, and holds for what is fed from then on."""
+        return self._policy.slack
+
+    @slack.setter
+    def slack(self, value: int) -> None:
+        _require(
+            isinstance(value, int) and value >= self.slack, "slack", value, f"{self.slack} or more: it can only be raised"
+        )  # fmt: skip
+        self._policy = replace(self._policy, slack=value)
+
+    def __repr__(self) -> str:
+        return report.describe(self)
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError where the cache breaks its contract (DESIGN section 2)."""
+        integrity.check(self)
+
+    # A forward pass: begin, each layer's extend, commit.
+
+    def begin(self, width: int, lengths: Sequence[int] | None = None,
+              tokens: Sequence[Sequence[int]] | None = None) -> Step:  # fmt: skip
+        """Make room for a call of ``width`` tokens a row, of which ``lengths`` (default: all) are valid.
+
+        ``tokens``: the ids of each row's valid tokens. Until ``commit`` the cache stands where it stood; a
+        step that is not committed costs nothing and is void as soon as another begins.
+        Raises InputError where lengths do not fit, or a row would pass ``max_length``.
+        """
+        counts = check_lengths(lengths, self.batch_size, width)
+        for r, (row, count) in enumerate(zip(self._rows, counts, strict=True)):
+            if self.max_length is not None and row.length + count > self.max_length:
+                raise InputError(
+                    f"row {r} holds {row.length} tokens and was given {count} more; this cache takes at most "
+                    f"{self.max_length}. Start a new cache, or load the model with a larger maximum."
+                )
+        self._take_ownership()
+        placements: list[list[Placement]] = [[] for _ in self.spec.zones]
+        rows = []
+        for row, count in zip(self._rows, counts, strict=True):
+            runs = []
+            for z, zone in enumerate(self.spec.zones):
+                run, placement = row.runs[z], NOTHING
+                if count:
+                    run, placement = self._policy.place(zone, run, row.length, count)
+                runs.append(run)
+                placements[z].append(placement)
+            rows.append(Row(row.owner, row.length, tuple(runs)))
+        self._rows = tuple(rows)
+        if self.storage.poison:
+            self._poison()
+        starts = tuple(row.length for row in rows)
+        positions = make_positions(starts, width, self.storage.device)
+        given = [list(t) for t in tokens] if tokens is not None else [[] for _ in rows]
+        self._void_step()
+        self._step = Step(starts, counts, width, positions, placements, self.storage, given)
+        return self._step
+
+    def commit(self, step: Step) -> None:
+        """End the step: all layers have been extended, and every row has its new length, at once."""
+        if step.void or step is not self._step:
+            raise IntegrityError("commit of a step that is void: another step or operation came after its begin")
+        if len(step.extended) != len(self.layers):
+            missing = sorted(set(range(len(self.layers))) - step.extended)
+            raise IntegrityError(f"commit before the layers {missing} were extended")
+        rows = []
+        for r, (row, count) in enumerate(zip(self._rows, step.counts, strict=True)):
+            if count:
+                if len(step.tokens[r]) != count:
+                    raise IntegrityError(f"row {r} was fed {count} rows for {len(step.tokens[r])} token ids")
+                del row.owner.log[row.length :]
+                row.owner.log.extend(step.tokens[r])
+                runs = tuple(p[r].after or row.runs[z] for z, p in enumerate(step.placements))
+                row = Row(row.owner, row.length + count, runs)
+            rows.append(row)
+        self._rows, self._step = tuple(rows), None
+
+    # Rewinding.
+
+    def standing(self, to: int | Sequence[int]) -> list[int]:
+        """For each row the greatest position <= ``to`` from which going on is exact: what ``rewind`` would
+        reach. ``to``: an int for all rows, or one a row; each from 0 to the row's length."""
+        return [self._standing(row, t) for row, t in zip(self._rows, self._targets(to), strict=True)]
+
+    def rewind(self, to: int | Sequence[int]) -> list[int]:
+        """Leave every layer at one same position ``reached`` <= ``to``, from which going on is exact.
+
+        Returns ``reached`` for each row; feed ``tokens[reached:]`` again. All rows are rewound or none.
+        Raises InputError where ``to`` is negative or more than a row's length.
+        """
+        reached = self.standing(to)
+        rows = []
+        for row, position in zip(self._rows, reached, strict=True):
+            if position < row.length:
+                runs = tuple(
+                    zone.rewound(run, position) for zone, run in zip(self.spec.zones, row.runs, strict=True)
+                )
+                row = Row(row.owner, position, runs)
+            rows.append(row)
+        self._void_step()
+        self._rows = tuple(rows)
+        return reached
+
+    # Batches.
+
+    def select(self, rows: Sequence[int]) -> Cache:
+        """A cache of these rows, in this order; a row named twice goes on twice. References are moved, rows
+        are not copied; both caches can be used from then on, each on its own."""
+        self._check_rows(rows)
+        return self._like(tuple(self._rows[r] for r in rows), [self])
+
+    def drop(self, rows: Sequence[int]) -> Cache:
+        """A cache without these rows."""
+        self._check_rows(rows)
+        dropped = {r % self.batch_size for r in rows}
+        return self.select([r for r in range(self.batch_size) if r not in dropped])
+
+    def fork(self, n: int) -> Cache:
+        """A cache in which every row comes ``n`` times, one after the other: row r becomes rows r·n … r·n + n - 1."""
+        _require(isinstance(n, int) and n >= 1, "n", n, "an integer >= 1")
+        return self.select([r for r in range(self.batch_size) for _ in range(n)])
+
+    def _like(self, rows: tuple[Row, ...], sources: Sequence[Cache]) -> Cache:
+        made = Cache.__new__(Cache)
+        made.spec, made.max_length = self.spec, self.max_length
+        made._policy = replace(self._policy, slack=max(c.slack for c in sources))
+        made._step = None
+        for source in sources:
+            source._exclusive = False
+        made._exclusive = False
+        made._hold(rows)
+        return made
+
+    # Within.
+
+    def _hold(self, rows: tuple[Row, ...]) -> None:
+        for row in rows:
+            row.owner.caches.add(self)
+        self._rows = rows
+
+    def _new_row(self) -> Row:
+        return Row(Owner([]), 0, tuple(self._policy.new_run(zone, zone.low) for zone in self.spec.zones))
+
+    def _take_ownership(self) -> None:
+        """Give each row that something else refers to memory of its own for what comes."""
+        if self._exclusive:
+            return
+        rows = list(self._rows)
+        for r, row in enumerate(rows):
+            others = [c for c in row.owner.caches if c is not self]
+            shared = (
+                any(run.memory.shared for run in row.runs)
+                or any(other.owner is row.owner for c in others for other in c._rows)
+                or any(other.owner is row.owner for i, other in enumerate(rows) if i != r)
+            )
+            if shared:
+                runs = tuple(
+                    self._policy.detached(zone, run, row.length)
+                    for zone, run in zip(self.spec.zones, row.runs, strict=True)
+                )
+                rows[r] = Row(Owner(row.owner.log[: row.length]), row.length, runs)
+        self._hold(tuple(rows))
+        self._exclusive = True
+
+    def _void_step(self) -> None:
+        if self._step is not None:
+            self._step.void = True
+            self._step = None
+
+    def _standing(self, row: Row, position: int) -> int:
+        while True:
+            lowest = position
+            for zone, run in zip(self.spec.zones, row.runs, strict=True):
+                lowest = min(lowest, zone.standing(run, position))
+            if lowest == position:
+                return position
+            position = lowest
+
+    def _targets(self, to: int | Sequence[int]) -> list[int]:
+        targets = [to] * self.batch_size if isinstance(to, int) else list(to)
+        if len(targets) != self.batch_size:
+            raise InputError(f"to names {len(targets)} positions; expected one, or one for each of {self.batch_size} rows")
+        for r, (target, row) in enumerate(zip(targets, self._rows, strict=True)):
+            if not isinstance(target, int) or isinstance(target, bool) or not 0 <= target <= row.length:
+                raise InputError(f"cannot rewind row {r} to {target!r}; expected an integer from 0 to its length {row.length}")
+        return targets
+
+    def _check_rows(self, rows: Sequence[Any]) -> None:
+        for r in rows:
+            if not isinstance(r, int) or isinstance(r, bool) or not -self.batch_size <= r < self.batch_size:
+                raise InputError(f"row {r!r} does not exist; this cache has the rows 0 to {self.batch_size - 1}")
+
+    def _memories(self) -> list[Memory]:
+        found: dict[int, Memory] = {}
+        for row in self._rows:
+            for run in row.runs:
+                for memory in (run.memory, *(s.memory for s in run.segments)):
+                    found[id(memory)] = memory
+        return list(found.values())
+
+    def _poison(self) -> None:
+        for row in self._rows:
+            for zone, run in zip(self.spec.zones, row.runs, strict=True):
+                live_to = max(0, zone.clip(row.length) - run.origin)
+                live_from = min(run.first - run.origin, live_to)
+                for buffers in run.memory.buffers:
+                    self.storage.fill_dead(buffers, live_from, live_to)
+
+
+def join(caches: Sequence[Cache]) -> Cache:
+    """One cache of all rows of ``caches``, in order; they may have any lengths, and be empty.
+
+    They must be of the same model, dtype, device and maximum length. References are moved, rows are not
+    copied; the caches given can be used from then on, each on its own. The greatest slack holds.
+    """
+    if not caches:
+        raise InputError("join was given no caches; expected at least one")
+    head = caches[0]
+    for i, cache in enumerate(caches):
+        if not isinstance(cache, Cache):
+            raise InputError(f"join was given {type(cache).__name__} at place {i}; expected caches")
+        for what, mine, theirs in (
+            ("model", head.spec.identity, cache.spec.identity),
+            ("storage", replace(head.storage, poison=False), replace(cache.storage, poison=False)),
+            ("max_length", head.max_length, cache.max_length),
+        ):
+            if mine != theirs:
+                raise InputError(f"cache {i} differs from cache 0 in its {what}: {theirs} instead of {mine}")
+    return head._like(tuple(row for cache in caches for row in cache._rows), caches)
+
+
+def uncached_step(spec: CacheSpec, storage: DenseStorage, width: int, lengths: Sequence[int]) -> Step:
+    """A step with nothing before it and nothing kept: one full forward pass."""
+    counts = tuple(lengths)
+    placements: list[list[Placement]] = []
+    for zone in spec.zones:
+        row_placements = []
+        for count in counts:
+            low, high = zone.clip(0), zone.clip(count)
+            fresh = Fresh(low, low, high - low) if high > low else None
+            row_placements.append(Placement((), None, fresh, None))
+        placements.append(row_placements)
+    starts = (0,) * len(counts)
+    return Step(starts, counts, width, make_positions(starts, width, storage.device), placements, storage)
+
+
+def make_positions(starts: Sequence[int], width: int, device: torch.device) -> torch.Tensor:
+    """int64 [B, width]: each row's positions, from its start on."""
+    first = torch.tensor(starts, dtype=torch.int64, device=device)
+    return first[:, None] + torch.arange(width, device=device)
+
+
+def check_lengths(lengths: Sequence[int] | None, batch: int, width: int) -> tuple[int, ...]:
+    """``lengths`` as a tuple of ints, one a row, each from 0 to ``width``; None means ``width`` for all."""
+    if lengths is None:
+        return (width,) * batch
+    given = lengths.tolist() if isinstance(lengths, torch.Tensor) else list(lengths)
+    if len(given) != batch:
+        raise InputError(f"lengths has {len(given)} entries; expected one for each of {batch} rows")
+    for r, n in enumerate(given):
+        if not isinstance(n, int) or isinstance(n, bool) or not 0 <= n <= width:
+            raise InputError(f"lengths[{r}] is {n!r}; expected an integer from 0 to {width}, the width of tokens")
+    return tuple(given)
+
+
+def _require(holds: bool, name: str, value: object, expected: str) -> None:
+    if not holds:
+        raise InputError(f"{name} is {value!r}; expected {expected}")

@@ -1,0 +1,63 @@
+"""The cache's contract as code: what must hold between any two operations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from exactkv.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from exactkv.cache.cache import Cache
+    from exactkv.cache.layer import Zone
+    from exactkv.cache.run import Run
+
+
+def check(cache: Cache) -> None:
+    """Raise IntegrityError, naming row, zone and rule, where ``cache`` breaks its contract."""
+    for r, row in enumerate(cache._rows):
+        where = f"row {r}"
+        _require(row.length >= 0, where, f"its length is {row.length}")
+        _require(len(row.owner.log) >= row.length, where, f"{row.length} tokens but {len(row.owner.log)} ids")
+        _require(cache in row.owner.caches, where, "the cache is not registered with the row's owner")
+        limit = cache.max_length
+        _require(limit is None or row.length <= limit, where, f"length {row.length} exceeds {limit}")
+        _require(len(row.runs) == len(cache.spec.zones), where, "not one run a zone")
+        for zone, run in zip(cache.spec.zones, row.runs, strict=True):
+            _check_run(cache, zone, run, row.length, f"{where}, {zone.pattern} from {zone.low}")
+    # One cache, one writer of each run: rows that share private memory must be due to detach.
+    if cache._exclusive:
+        memories = [id(run.memory) for row in cache._rows for run in row.runs]
+        _require(len(set(memories)) == len(memories), "batch", "two rows would write to the same memory")
+
+
+def _check_run(cache: Cache, zone: Zone, run: Run, length: int, where: str) -> None:
+    end = zone.clip(length)
+    _require(zone.low <= run.start <= end, where, f"start {run.start} outside [{zone.low}, {end}]")
+    held = list(run.pieces(run.start, end))
+    position = run.start
+    for piece in held:
+        _require(piece.position == position, where, f"rows at {piece.position}, expected {position}")
+        inside = 0 <= piece.index and piece.index + piece.count <= piece.memory.capacity
+        _require(inside, where, f"{piece.count} rows at index {piece.index} of {piece.memory.capacity}")
+        position += piece.count
+    _require(position == end, where, f"rows end at {position}, expected {end}")
+    for segment in run.segments:
+        _require(segment.memory.shared, where, "a segment's memory is not marked as shared")
+        _require(segment.start < segment.end <= run.origin, where, "a segment reaches into the run")
+    for buffers, parts in zip(run.memory.buffers, zone.layers, strict=True):
+        _require(buffers.keys() == parts.keys(), where, f"parts {list(buffers)} instead of {list(parts)}")
+        for name, buffer in buffers.items():
+            fits = buffer.dtype == cache.storage.dtype and buffer.shape[1] >= run.memory.capacity
+            _require(fits, where, f"part {name!r} is {buffer.dtype} {list(buffer.shape)}")
+    if zone.bound is not None:
+        kept = zone.bound + cache.slack
+        most = kept + max(1, kept // 4)
+        _require(end - run.start <= kept, where, f"{end - run.start} rows retained, at most {kept}")
+        _require(run.memory.capacity <= most, where, f"capacity {run.memory.capacity}, at most {most}")
+    else:
+        _require(run.start == zone.low, where, f"start is {run.start}: a row was given up")
+
+
+def _require(holds: bool, where: str, what: str) -> None:
+    if not holds:
+        raise IntegrityError(f"{where}: {what}")

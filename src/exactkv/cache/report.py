@@ -1,0 +1,45 @@
+"""A cache in words: for each kind of layer its span of positions and its bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from exactkv.cache.cache import Cache
+
+
+def describe(cache: Cache) -> str:
+    """A line for the whole, a line for each kind of layer."""
+    shown = _some([str(n) for n in cache.lengths])
+    lines = [f"Cache({cache.batch_size} rows of length [{shown}], {human_bytes(cache.nbytes)})"]
+    table = []
+    for z, zone in enumerate(cache.spec.zones):
+        spans = []
+        memories = {}
+        for row in cache._rows:
+            run = row.runs[z]
+            spans.append(f"{run.start}..{zone.clip(row.length)}")
+            for memory in (run.memory, *(s.memory for s in run.segments)):
+                memories[id(memory)] = memory.nbytes
+        kind = str(zone.pattern) if zone.high is None else f"anchors of {zone.pattern}"
+        n = len(zone.layers)
+        layers = f"{n} layer{'s' if n != 1 else ''}"
+        table.append((kind, layers, f"positions {_some(spans)}", human_bytes(sum(memories.values()))))
+    widths = [max(len(line[i]) for line in table) for i in range(4)] if table else []
+    for line in table:
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def human_bytes(n: int) -> str:
+    size = float(n)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.2f} GB"
+
+
+def _some(items: list[str], most: int = 8) -> str:
+    return ", ".join(items) if len(items) <= most else ", ".join(items[:most]) + f", … {len(items) - most} more"

@@ -1,0 +1,85 @@
+"""What a forward pass sees of a cache: the Step, made once a call, and a KVView for each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from exactkv.cache.pattern import AttentionPattern
+from exactkv.cache.run import Memory, Piece, Run
+from exactkv.cache.storage import DenseStorage
+
+
+class KVSegment(NamedTuple):
+    """Rows for consecutive positions from ``position`` on; part -> [H, rows, D]."""
+
+    position: int
+    parts: Mapping[str, Tensor]
+
+
+class RowView(NamedTuple):
+    """One row of the batch: its queries stand at ``start`` ... ``start + count - 1``; the keys that any of
+    them sees lie in ``segments``, in position order, gaps only where nothing is visible."""
+
+    start: int
+    count: int
+    segments: tuple[KVSegment, ...]
+
+
+class KVView(NamedTuple):
+    """Keys and values of one layer for one call, the call's own among them. Frozen; valid for that call."""
+
+    pattern: AttentionPattern
+    rows: tuple[RowView, ...]
+
+
+class Write(NamedTuple):
+    """Put the call's rows [offset, offset + count) of a row at ``index`` of ``memory``."""
+
+    memory: Memory
+    index: int
+    offset: int
+    count: int
+
+
+class Fresh(NamedTuple):
+    """Read the call's rows [offset, offset + count), which begin at ``position``, from the call itself."""
+
+    position: int
+    offset: int
+    count: int
+
+
+class Placement(NamedTuple):
+    """For one row and one zone, where the call's rows go, what its queries read, and what is held after it."""
+
+    pieces: tuple[Piece, ...]
+    write: Write | None
+    fresh: Fresh | None
+    after: Run | None
+
+
+NOTHING = Placement((), None, None, None)
+
+
+@dataclass(slots=True)
+class Step:
+    """One call: what is common to all layers. Made by ``Cache.begin``, ended by ``Cache.commit``.
+
+    ``starts``, ``counts``: for each row, its length before the call and the number of its valid tokens.
+    ``positions``: int64 [B, T], absolute (a padded token's goes on counting). ``placements[zone][row]``.
+    ``extended``: the layers that have written so far. ``void``: something else was done with the cache since.
+    """
+
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    width: int
+    positions: Tensor
+    placements: list[list[Placement]]
+    storage: DenseStorage
+    tokens: list[list[int]] = field(default_factory=list)
+    extended: set[int] = field(default_factory=set)
+    void: bool = False

@@ -1,0 +1,27 @@
+"""The supported families, a file each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from exactkv.errors import LoadError
+from exactkv.models.families import gemma3, llama, llama4
+from exactkv.models.families.family import Family, Source, Transposed
+
+FAMILIES: tuple[Family, ...] = (llama.FAMILY, gemma3.FAMILY, llama4.FAMILY)
+
+
+def find_family(config: Mapping[str, Any]) -> Family:
+    """The family that reads this config. Raises LoadError, naming those supported, if there is none."""
+    given = [*(config.get("architectures") or []), config.get("model_type")]
+    for name in given:
+        for family in FAMILIES:
+            if name in family.architectures:
+                return family
+    supported = "; ".join(f"{f.name} ({', '.join(a for a in f.architectures if a[0].isupper())})" for f in FAMILIES)
+    shown = ", ".join(repr(n) for n in given if n) or "nothing"
+    raise LoadError(f"unsupported architecture: the config names {shown}. Supported: {supported}.")
+
+
+__all__ = ["FAMILIES", "Family", "Source", "Transposed", "find_family"]

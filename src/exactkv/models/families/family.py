@@ -1,0 +1,66 @@
+"""What a family's file provides: which configs it reads, what decoder they mean, what its tensors are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from exactkv.models.config import Config
+from exactkv.models.spec import DecoderSpec, FrequencyFactors, LinearScaling, Llama3Scaling, RopeScaling
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """A tensor that the files hold with its last two axes swapped."""
+
+    name: str
+
+
+Source = str | Transposed
+
+
+@dataclass(frozen=True)
+class Family:
+    """``names``: our parameter -> the files' tensors that are stacked in it ("{i}" is the layer's number).
+    ``architectures``: the config's names for this family, by "architectures" or "model_type".
+    ``nested``: the field that holds the text model's config, if it has one of its own.
+    ``prefixes``: what the files may put before each name. ``left_aside``: regular expressions of tensors that
+    the decoder does not need."""
+
+    name: str
+    architectures: tuple[str, ...]
+    spec: Callable[[Config], DecoderSpec]
+    names: Mapping[str, tuple[Source, ...]]
+    nested: str | None = None
+    prefixes: tuple[str, ...] = ("",)
+    left_aside: tuple[str, ...] = (r".*rotary_emb\.inv_freq",)
+
+
+def rope_fields(config: Config, default_base: float = 10_000.0) -> tuple[float, RopeScaling | None]:
+    """Base and scaling, from "rope_theta" and "rope_scaling" (older files) or "rope_parameters" (newer)."""
+    merged = {**(config.take("rope_scaling", {}) or {}), **(config.take("rope_parameters", {}) or {})}
+    base = float(config.take("rope_theta", merged.pop("rope_theta", default_base)))
+    merged.pop("rope_theta", None)
+    return base, rope_scaling(config, merged)
+
+
+def rope_scaling(config: Config, fields: Mapping[str, object]) -> RopeScaling | None:
+    """The scaling that a "rope_scaling" dict means; its own fields are checked as the config's are."""
+    inner = Config({k: v for k, v in fields.items() if k != "type"}, f"{config.family} rope")
+    kind = inner.expect(
+        "rope_type", "default", "linear", "llama3", "llama3_factors", default=fields.get("type", "default")
+    )
+    scaling: RopeScaling | None = None
+    if kind == "linear":
+        scaling = LinearScaling(float(inner.take("factor")))
+    elif kind == "llama3_factors":
+        scaling = FrequencyFactors(tuple(float(f) for f in inner.take("factors")))
+    elif kind == "llama3":
+        scaling = Llama3Scaling(
+            float(inner.take("factor")),
+            float(inner.take("low_freq_factor")),
+            float(inner.take("high_freq_factor")),
+            int(inner.take("original_max_position_embeddings")),
+        )
+    inner.finish()
+    return scaling

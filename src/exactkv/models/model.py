@@ -1,0 +1,174 @@
+"""A loaded model: what users call. It checks input, opens a step on the cache, walks the decoder, commits."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from exactkv.cache import Cache, check_lengths, make_storage, uncached_step
+from exactkv.errors import InputError
+from exactkv.models.decoder import Decoder
+from exactkv.models.spec import DecoderSpec
+from exactkv.ops import TORCH, Ops
+
+if TYPE_CHECKING:
+    from exactkv.models.tokenizer import Tokenizer
+
+
+class Model:
+    """A decoder with its weights, and a tokenizer if it has one.
+
+    ``spec``: the decoder as data. ``tokenizer``: None for a model loaded without one. ``generation_config``:
+    the model's own defaults for generation, such as "eos_token_id".
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: Mapping[str, Tensor],
+        tokenizer: Tokenizer | None = None,
+        generation_config: Mapping[str, Any] | None = None,
+        ops: Ops = TORCH,
+        name: str = "",
+    ):
+        self.spec, self.tokenizer, self.name = spec, tokenizer, name
+        self.generation_config = dict(generation_config or {})
+        self.decoder = Decoder(spec, weights, ops)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.decoder.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(w.nbytes for w in self.decoder.weights.values())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names these weights: a hash of the spec and of every tensor's name, shape, dtype and sampled values."""
+        digest = hashlib.sha256(repr(self.spec).encode())
+        for name, weight in sorted(self.decoder.weights.items()):
+            digest.update(f"{name} {list(weight.shape)} {weight.dtype}".encode())
+            flat = weight.reshape(-1)
+            places = torch.linspace(0, max(0, flat.numel() - 1), 64, dtype=torch.float64).long()
+            sample = flat[places.to(flat.device)] if flat.numel() else flat
+            digest.update(sample.cpu().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    @cached_property
+    def _cache_spec(self):  # type: ignore[no-untyped-def]
+        return self.spec.cache_spec(self.fingerprint)
+
+    def new_cache(
+        self,
+        batch_size: int = 1,
+        storage: str = "dense",
+        slack: int = 0,
+        max_length: int | None = None,
+        step: int = 256,
+    ) -> Cache:
+        """An empty cache of ``batch_size`` rows.
+
+        ``slack``: rows that windowed and chunked layers keep beyond what they need, so that slack + 1 tokens
+        can be rewound. ``max_length``: the most tokens a row may have (default: the model's maximum); given,
+        memory for them is reserved at once. ``step``: rows by which memory grows at least.
+        Raises InputError where an argument does not fit.
+        """
+        poison = os.environ.get("EXACTKV_POISON", "0") not in ("", "0")
+        kept = make_storage(storage, self.dtype, self.device, poison)
+        return Cache(self._cache_spec, batch_size, kept, slack=slack, step=step, max_length=max_length)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        tokens: Tensor | Sequence[Sequence[int]],
+        cache: Cache | None = None,
+        lengths: Sequence[int] | None = None,
+        logits: str = "all",
+    ) -> Tensor | None:
+        """One forward pass: full without a cache; with one, ``tokens`` are fed after what it holds.
+
+        ``tokens`` [B, T] integers; ``lengths``: how many of each row's are valid, the rest is padding on the
+        right (default: all). Returns logits: "all" [B, T, V], "last" [B, V] (of each row's valid positions), or
+        None for "none"; what stands at padded positions is NaN.
+        Raises InputError where tokens, lengths or cache do not fit; the cache is then as it was. So it is
+        after any other exception: it is committed when all layers are done.
+        """
+        ids = as_tokens(tokens)
+        batch, width = ids.shape
+        if cache is not None:
+            self._check_cache(cache, batch)
+        counts = check_lengths(lengths, batch, width)
+        ids = self._check_ids(ids, counts)
+        if cache is None:
+            if max(counts, default=0) > self.spec.max_length:
+                raise InputError(
+                    f"{max(counts)} tokens were given; this model takes at most {self.spec.max_length} a row"
+                )
+            spec = self._cache_spec
+            step = uncached_step(spec, make_storage("dense", self.dtype, self.device, False), width, counts)
+            return self.decoder(ids.to(self.device), step, spec.layers, logits)
+        fed = [row[:n] for row, n in zip(ids.tolist(), counts, strict=True)]
+        step = cache.begin(width, counts, fed)
+        out = self.decoder(ids.to(self.device), step, cache.layers, logits)
+        cache.commit(step)
+        return out
+
+    def _check_cache(self, cache: Cache, batch: int) -> None:
+        if not isinstance(cache, Cache):
+            raise InputError(f"cache is a {type(cache).__name__}; expected one made by model.new_cache()")
+        for what, mine, its in (
+            ("dtype", self.dtype, cache.storage.dtype),
+            ("device", self.device, cache.storage.device),
+        ):
+            if mine != its:
+                raise InputError(f"the cache's {what} is {its}, the model's is {mine}; make one with model.new_cache()")
+        if cache.spec is not self._cache_spec and cache.spec.identity != self.fingerprint:
+            raise InputError("the cache is another model's; make one with model.new_cache()")
+        if cache.batch_size != batch:
+            raise InputError(f"tokens have {batch} rows, the cache has {cache.batch_size}; expected the same number")
+
+    def _check_ids(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
+        """``ids`` with padding replaced by 0. Ids are checked where they come from the host."""
+        if min(counts, default=0) < ids.shape[1]:
+            valid = torch.arange(ids.shape[1], device=ids.device) < torch.tensor(counts, device=ids.device)[:, None]
+            ids = ids.masked_fill(~valid, 0)
+        if ids.device.type == "cpu" and ids.numel():
+            low, high = (int(x) for x in torch.aminmax(ids))
+            if low < 0 or high >= self.spec.vocab_size:
+                wrong = low if low < 0 else high
+                raise InputError(f"token id {wrong} is outside the vocabulary: 0 to {self.spec.vocab_size - 1}")
+        return ids
+
+    def __repr__(self) -> str:
+        count = sum(w.numel() for w in self.decoder.weights.values())
+        return (
+            f"Model({self.name or self.spec.family}: {self.spec.family}, {count / 1e6:.0f}M parameters, "
+            f"{str(self.dtype).removeprefix('torch.')} on {self.device})"
+        )
+
+
+def as_tokens(tokens: Tensor | Sequence[Sequence[int]]) -> Tensor:
+    """``tokens`` as int64 [B, T]. Raises InputError where they are not integers or not in two dimensions."""
+    if not isinstance(tokens, Tensor):
+        try:
+            given = torch.tensor(tokens)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise InputError(f"tokens cannot be read as integers [B, T]: {error}") from error
+        tokens = given.to(torch.int64) if given.numel() == 0 else given
+    if tokens.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        raise InputError(f"tokens are {tokens.dtype}; expected integers")
+    if tokens.dim() != 2:
+        raise InputError(f"tokens have the shape {list(tokens.shape)}; expected [B, T]: a batch of rows of ids")
+    return tokens.to(torch.int64)

@@ -1,0 +1,408 @@
+"""Text <-> token ids, chat templates, and text from tokens one at a time.
+
+The work is done by a `tokenizers.Tokenizer` (the Rust library) and, for chat templates, jinja2's immutable
+sandbox; this module adds what lies around them: special tokens, files, errors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exactkv.errors import InputError, LoadError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from tokenizers import Tokenizer as Backend
+
+# Files of tokenizers that transformers can convert to tokenizer.json.
+_CONVERTIBLE = (
+    "tokenizer.model",
+    "spiece.model",
+    "*.bpe.model",
+    "*.tiktoken",
+    "tekken.json",
+    "merges.txt",
+    "vocab.txt",
+)
+_REPLACEMENT = "\ufffd"  # what decoding gives for bytes that are no whole character
+
+
+class Tokenizer:
+    """A model's tokenizer.
+
+    bos_token_id: the token that begins a text, or None. eos_token_ids: tokens that end a text or a turn, the
+    main one first. chat_template: jinja source, or None. vocab_size: number of tokens, added ones included (a
+    model's embedding may have more rows). special_tokens: role ("bos_token", …) -> text.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        chat_template: str | None = None,
+        bos_token_id: int | None = None,
+        eos_token_ids: Sequence[int] = (),
+        pad_token_id: int | None = None,
+        unk_token_id: int | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        self.backend = backend
+        # Some tokenizer.json files bring the settings of somebody's training run, which would cut texts
+        # short.
+        backend.no_truncation()
+        backend.no_padding()
+        self.chat_template = chat_template
+        self.bos_token_id = bos_token_id
+        self.eos_token_ids = list(eos_token_ids)
+        self.pad_token_id = pad_token_id
+        eos = self.eos_token_ids[0] if self.eos_token_ids else None
+        roles = {
+            "bos_token": bos_token_id,
+            "eos_token": eos,
+            "pad_token": pad_token_id,
+            "unk_token": unk_token_id,
+        }
+        named = {role: backend.id_to_token(token) for role, token in roles.items() if token is not None}
+        self.special_tokens: dict[str, str] = {**named, **(special_tokens or {})}
+
+    @classmethod
+    def from_directory(cls, path: str | Path) -> Tokenizer | None:
+        """The tokenizer of a Hugging Face model directory, or None if it holds no tokenizer files.
+
+        Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja (which
+        wins over the config's field). Without tokenizer.json, other tokenizer files are converted by
+        transformers, if it is installed. Raises LoadError if a file can't be read or converted, saying what
+        to do.
+        """
+        directory = Path(path)
+        if (directory / "tokenizer.json").is_file():
+            return _from_tokenizer_json(directory)
+        if any(any(directory.glob(pattern)) for pattern in _CONVERTIBLE):
+            return _converted(directory)
+        return None
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Special tokens that are written out in the text become the tokens themselves.
+
+        add_special_tokens: also add what the model expects around a text (usually a bos token in front).
+        Raises InputError if `text` is no string of valid Unicode.
+        """
+        if not isinstance(text, str):
+            raise InputError(
+                f"encode takes a str, given {type(text).__name__}; for many texts call it once each."
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the text holds half of a surrogate pair at character {error.start}, which is not valid Unicode; "
+                "decode it properly or replace it first."
+            ) from None
+        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids; bytes that make no whole character come out as U+FFFD. Ids that have no text,
+        such as the rows by which an embedding is padded, give none. Raises InputError for a negative id.
+        """
+        ids = list(ids)
+        if ids and min(ids) < 0:
+            raise InputError(f"token ids are 0 or more, given {min(ids)}.")
+        return str(self.backend.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def stream(self, skip_special_tokens: bool = True) -> TextStream:
+        """A new incremental detokenizer: its pieces, joined, are `decode` of all ids it was given."""
+        return TextStream(self, skip_special_tokens)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """Token ids of a conversation in the model's own format.
+
+        messages: mappings with "role" and what the template uses, usually "content". add_generation_prompt:
+        end with what begins the assistant's answer. tools: JSON schemas of functions. variables: passed to
+        the template (`enable_thinking`, `documents`, …). Raises InputError if the model has no template or
+        the template refuses the conversation.
+        """
+        text = self.render_chat_template(messages, add_generation_prompt, tools, **variables)
+        return self.encode(text, add_special_tokens=False)  # the template writes them itself
+
+    def render_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The text that `apply_chat_template` encodes. Arguments and errors are the same."""
+        if self.chat_template is None:
+            raise InputError(
+                "this model has no chat template, so it can't be given messages (base models usually have none). "
+                "Give it a text instead, or set tokenizer.chat_template to a jinja template."
+            )
+        if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
+            raise InputError(
+                'messages must be a list of mappings such as {"role": "user", "content": "Hello"}; given '
+                f"{str(messages)[:80]!r}."
+            )
+        context = {**self.special_tokens, "messages": list(messages), "tools": tools, "documents": None}
+        context |= {"add_generation_prompt": add_generation_prompt, **variables}
+        try:
+            return compile_chat_template(self.chat_template).render(**context)
+        except InputError:
+            raise
+        except Exception as error:  # templates run arbitrary expressions on what the caller gave
+            roles = [message.get("role") for message in messages]
+            raise InputError(
+                f"the model's chat template refused these messages (roles {roles}): {error or type(error).__name__}"
+            ) from error
+
+
+class TextStream:
+    """Text from tokens one at a time, made by `Tokenizer.stream`.
+
+    What a token adds to the text depends on the tokens before it (spaces, characters of several tokens), so a
+    few of them are decoded again with each new one: those since the last place where the text was whole.
+    """
+
+    # A character takes at most four tokens; a text that isn't whole after these many holds broken bytes.
+    _MAX_PENDING = 16
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._window: list[int] = []  # tokens that are decoded again
+        self._num_shown = 0  # how many of them stand for text that was returned
+        self._shown = ""  # their text
+
+    def step(self, token_id: int) -> str:
+        """The text that this token completes: "" while a character is incomplete or a special token is left
+        out.
+        """
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        pending = len(self._window) - self._num_shown
+        if text.endswith(_REPLACEMENT) and pending < self._MAX_PENDING:
+            return ""
+        return self._show(text)
+
+    def flush(self) -> str:
+        """What is left at the end: an incomplete character as U+FFFD, or "". The stream can't go on exactly
+        after.
+        """
+        pending = self._window[self._num_shown :]
+        if not pending:
+            return ""
+        text = self._decode(self._window)
+        if not text.startswith(self._shown):  # broken bytes can spoil the whole ones before them
+            text = self._shown + self._decode(pending)
+        return self._show(text)
+
+    def _show(self, text: str) -> str:
+        new = text[len(self._shown) :]
+        newest = self._window[self._num_shown :]
+        alone = self._decode(newest)
+        # A decoder may treat the beginning of a text specially (drop a space), so the window must begin with
+        # tokens whose own text is not empty.
+        if alone and not alone.endswith(_REPLACEMENT):
+            self._window, text = newest, alone
+        self._num_shown, self._shown = len(self._window), text
+        return new
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, self._skip_special_tokens)
+
+
+@lru_cache(maxsize=8)
+def compile_chat_template(source: str) -> Template:
+    """A chat template, ready to render, in a sandbox in which it can change nothing. The environment is that
+    of transformers: trimmed blocks, `break` and `continue`, `raise_exception(message)`,
+    `strftime_now(format)`, a `tojson` that keeps characters as they are, and `generation` blocks. Raises
+    InputError for invalid jinja.
+    """
+    import datetime
+
+    import jinja2
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class GenerationBlock(Extension):
+        """{% generation %} … {% endgeneration %} marks what the assistant wrote, for training; it renders its
+        body.
+        """
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def raise_exception(message: str) -> None:
+        raise InputError(f"the model's chat template refused these messages: {message}")
+
+    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda format: datetime.datetime.now().strftime(format)
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise InputError(
+            f"the model's chat template is not valid jinja: line {error.lineno}: {error}"
+        ) from error
+
+
+def _from_tokenizer_json(directory: Path) -> Tokenizer:
+    from tokenizers import Tokenizer as Backend
+
+    file = directory / "tokenizer.json"
+    try:
+        backend = Backend.from_file(str(file))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise LoadError(
+            f"can't read {file}: {error}. Download it again, or update the tokenizers package if the file is newer."
+        ) from error
+    config = {
+        **_read_json(directory / "special_tokens_map.json"),
+        **_read_json(directory / "tokenizer_config.json"),
+    }
+    _add_missing_tokens(backend, config)
+    special = {
+        role: text
+        for role, value in config.items()
+        if (text := _token_text(value)) and role.endswith("_token")
+    }
+    ids = {role: backend.token_to_id(text) for role, text in special.items()}
+    bos, eos = ids.get("bos_token"), ids.get("eos_token")
+    _set_surroundings(backend, config, bos, eos)
+    return Tokenizer(
+        backend,
+        chat_template=_chat_template(directory, config),
+        bos_token_id=bos,
+        eos_token_ids=[] if eos is None else [eos],
+        pad_token_id=ids.get("pad_token"),
+        unk_token_id=ids.get("unk_token"),
+        special_tokens=special,
+    )
+
+
+def _converted(directory: Path) -> Tokenizer:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise LoadError(
+            f"{directory} has a tokenizer but no tokenizer.json; converting it needs transformers: "
+            "`pip install transformers sentencepiece tiktoken protobuf`, or add a tokenizer.json."
+        ) from None
+    try:
+        slow = AutoTokenizer.from_pretrained(str(directory))
+        backend = slow.backend_tokenizer
+    except Exception as error:  # whatever a converter trips over
+        raise LoadError(
+            f"{directory} has a tokenizer but no tokenizer.json, and transformers can't convert it: {error}. Install "
+            "what it asks for (usually sentencepiece, tiktoken or protobuf), or add a tokenizer.json."
+        ) from error
+    return Tokenizer(
+        backend,
+        chat_template=_chat_template(directory, _read_json(directory / "tokenizer_config.json")),
+        bos_token_id=slow.bos_token_id,
+        eos_token_ids=[] if slow.eos_token_id is None else [slow.eos_token_id],
+        pad_token_id=slow.pad_token_id,
+        unk_token_id=slow.unk_token_id,
+    )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise LoadError(f"{file} is not valid JSON: {error}. Download it again.") from error
+    if not isinstance(content, dict):
+        raise LoadError(
+            f"{file} holds a JSON {type(content).__name__}, expected an object. Download it again."
+        )
+    return content
+
+
+def _token_text(value: Any) -> str | None:
+    """Special tokens are written as a string or as an object with "content"."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _add_missing_tokens(backend: Backend, config: Mapping[str, Any]) -> None:
+    """Tokens that only tokenizer_config.json knows of, and roles whose tokens are not marked as special."""
+    from tokenizers import AddedToken
+
+    present = {token.content for token in backend.get_added_tokens_decoder().values()}
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    for token in (config.get("added_tokens_decoder") or {}).values():
+        if (text := _token_text(token)) and text not in present:
+            backend.add_tokens([AddedToken(text, **{flag: bool(token.get(flag, False)) for flag in flags})])
+            present.add(text)
+    for role in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        if (text := _token_text(config.get(role))) and text not in present:
+            backend.add_special_tokens([AddedToken(text, normalized=False, special=True)])
+            present.add(text)
+
+
+def _set_surroundings(backend: Backend, config: Mapping[str, Any], bos: int | None, eos: int | None) -> None:
+    """Add bos or eos around texts as `add_bos_token` and `add_eos_token` say; without them tokenizer.json
+    decides.
+    """
+    if config.get("add_bos_token") is None and config.get("add_eos_token") is None:
+        return
+    now = backend.encode("", add_special_tokens=True).ids
+    add_bos, add_eos = config.get("add_bos_token"), config.get("add_eos_token")
+    add_bos = bos in now if add_bos is None else add_bos
+    add_eos = eos in now if add_eos is None else add_eos
+    surround(backend, bos if add_bos else None, eos if add_eos else None)
+
+
+def surround(backend: Backend, first: int | None, last: int | None) -> None:
+    """Make `backend` put these tokens (None: nothing) before and after each text it encodes with special
+    tokens.
+    """
+    from tokenizers import processors
+
+    named = {"first": first, "last": last}
+    special = [
+        {"id": name, "ids": [token], "tokens": [backend.id_to_token(token)]}
+        for name, token in named.items()
+        if token is not None
+    ]
+    single = [name for name, used in (("first", first), ("$A", 0), ("last", last)) if used is not None]
+    backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
+
+
+def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """chat_template.jinja, or the config's field: a template, or several by name, of which "default" is
+    taken.
+    """
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    field = config.get("chat_template")
+    if isinstance(field, list):
+        field = {entry.get("name"): entry.get("template") for entry in field if isinstance(entry, dict)}
+    if isinstance(field, dict):
+        field = field.get("default")
+    return field if isinstance(field, str) else None

@@ -1,0 +1,87 @@
+"""The specification of the arithmetic: each function as its formula, slow and plain.
+
+Every faster implementation has the same signature and is tested against this one. Computation runs in
+max(float32, the input's dtype).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from exactkv.cache import KVView, RowView, visible
+
+
+def attend(
+    q: Tensor, view: KVView, scale: float, softcap: float | None = None, sink_logits: Tensor | None = None
+) -> Tensor:
+    """Attention as a masked softmax: softmax(scale · q kᵀ) v over the visible keys (arXiv 1706.03762, eq. 1).
+
+    ``q`` [B, Hq, T, D]; the view's parts are "k" [H, n, D] and "v" [H, n, Dv], Hq a multiple of H (query head h
+    reads key head h // (Hq / H)). ``softcap`` c replaces a score s by c · tanh(s / c) (Gemma 2).
+    ``sink_logits`` [Hq]: one more score a head that takes part in the softmax and has no value (GPT-OSS).
+    Returns [B, Hq, T, Dv] in q's dtype; padded positions are 0. A row that no query of the call sees is
+    never multiplied.
+    """
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    rows = []
+    for r, row in enumerate(view.rows):
+        keys, values, key_positions = (t.to(q.device) for t in dense(row, q))
+        query_positions = torch.arange(row.start, row.start + row.count, device=q.device)
+        mask = visible(view.pattern, query_positions, key_positions)  # [count, n]
+        seen = mask.any(dim=0)
+        keys, values, mask = keys[:, seen].to(dtype), values[:, seen].to(dtype), mask[:, seen]
+        group = q.shape[1] // max(1, keys.shape[0])
+        keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
+
+        scores = scale * (q[r, :, : row.count].to(dtype) @ keys.transpose(1, 2))  # [Hq, count, n]
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.masked_fill(~mask, -torch.inf)
+        if sink_logits is not None:
+            sinks = sink_logits.to(dtype)[:, None, None].expand(-1, row.count, 1)
+            scores = torch.cat([scores, sinks], dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., : mask.shape[1]]
+        out = (weights @ values).to(q.dtype)  # [Hq, count, Dv]
+        rows.append(torch.nn.functional.pad(out, (0, 0, 0, q.shape[2] - row.count)))
+    return torch.stack(rows)
+
+
+def dense(row: RowView, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A row's keys [H, n, D], values [H, n, Dv] and their positions [n], copied out of its segments."""
+    if not row.segments:
+        none = like.new_zeros((like.shape[1], 0, like.shape[3]))
+        return none, none, torch.zeros(0, dtype=torch.int64)
+    keys = torch.cat([s.parts["k"] for s in row.segments], dim=1)
+    values = torch.cat([s.parts["v"] for s in row.segments], dim=1)
+    positions = [torch.arange(s.position, s.position + s.parts["k"].shape[1]) for s in row.segments]
+    return keys, values, torch.cat(positions)
+
+
+def top_experts(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The ``k`` greatest of ``logits`` [N, E]: values and indices [N, k], ties broken by the lowest index."""
+    values, indices = torch.sort(logits, dim=-1, descending=True, stable=True)
+    return values[:, :k], indices[:, :k]
+
+
+def experts(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
+    """Each token's chosen experts, one gated MLP each.
+
+    ``x`` [N, k, hidden] (an input for each of a token's k experts), ``chosen`` [N, k] int64, ``gate_up``
+    [E, 2·inter, hidden] (gate first), ``down`` [E, hidden, inter]. Returns [N, k, hidden].
+    """
+    out = torch.empty_like(x)
+    for n in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            e = int(chosen[n, j])
+            out[n, j] = down[e] @ gated(gate_up[e] @ x[n, j], activation)
+    return out
+
+
+def gated(gate_up: Tensor, activation: str) -> Tensor:
+    """act(gate) · up, for ``gate_up`` [..., 2·inter]. Activations: "silu", "gelu_tanh"."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    if activation == "silu":
+        return gate * torch.sigmoid(gate) * up
+    inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)  # arXiv 1606.08415, section 2
+    return 0.5 * gate * (1 + torch.tanh(inner)) * up
