@@ -293,7 +293,7 @@ class Cache:
             position = lowest
 
     def _targets(self, to: int | Sequence[int]) -> list[int]:
-        targets = [to] * self.batch_size if isinstance(to, int) else list(to)
+        targets = list(to) if isinstance(to, Sequence) else [to] * self.batch_size
         if len(targets) != self.batch_size:
             raise InputError(f"to names {len(targets)} positions; expected one, or one for each of {self.batch_size} rows")
         for r, (target, row) in enumerate(zip(targets, self._rows, strict=True)):

@@ -32,7 +32,7 @@ class Attention:
         """``x`` [B, T, hidden] -> [B, T, hidden]."""
         s = self.spec
         batch, width = x.shape[:2]
-        qkv = F.linear(x, self.qkv, self.qkv_bias).view(batch, width, -1, s.head_dim)
+        qkv = F.linear(x, self.qkv, self.qkv_bias).view(batch, width, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
         qk, v = qkv.split((s.num_heads + s.num_kv_heads, s.num_kv_heads), dim=2)
         if s.qk_norm == "weighted":
             q, k = qk.split((s.num_heads, s.num_kv_heads), dim=2)

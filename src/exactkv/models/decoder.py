@@ -68,8 +68,6 @@ class Decoder:
         """Walk one call. ``tokens`` [B, T] int64 on the decoder's device, as wide as the step; ``layers`` the
         cache's. ``logits``: "all" -> [B, T, V], "last" -> [B, V], each row's last valid position, "none" -> None.
         What stands at padded positions is NaN."""
-        if logits not in LOGITS:
-            raise InputError(f"logits is {logits!r}; expected one of: {', '.join(LOGITS)}")
         rotations = {
             rope: Rotation(rope, freqs, step.positions) for rope, freqs in self.frequencies.items()
         }
@@ -90,6 +88,12 @@ class Decoder:
         if min(step.counts, default=0) < step.width:
             out.masked_fill_(~valid.unsqueeze(-1), torch.nan)
         return out
+
+
+def check_logits(logits: str) -> None:
+    """Raise InputError where ``logits`` names nothing that a call returns."""
+    if logits not in LOGITS:
+        raise InputError(f"logits is {logits!r}; expected one of: {', '.join(LOGITS)}")
 
 
 def within(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

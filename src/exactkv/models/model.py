@@ -13,7 +13,7 @@ from torch import Tensor
 
 from exactkv.cache import Cache, check_lengths, make_storage, uncached_step
 from exactkv.errors import InputError
-from exactkv.models.decoder import Decoder
+from exactkv.models.decoder import Decoder, check_logits
 from exactkv.models.spec import DecoderSpec
 from exactkv.ops import TORCH, Ops
 
@@ -111,6 +111,9 @@ class Model:
             self._check_cache(cache, batch)
         counts = check_lengths(lengths, batch, width)
         ids = self._check_ids(ids, counts)
+        check_logits(logits)
+        if not any(counts):
+            return self._no_logits(batch, width, logits)
         if cache is None:
             if max(counts, default=0) > self.spec.max_length:
                 raise InputError(
@@ -124,6 +127,11 @@ class Model:
         out = self.decoder(ids.to(self.device), step, cache.layers, logits)
         cache.commit(step)
         return out
+
+    def _no_logits(self, batch: int, width: int, logits: str) -> Tensor | None:
+        """What a call without valid tokens returns."""
+        shape = {"all": (batch, width, self.spec.vocab_size), "last": (batch, self.spec.vocab_size), "none": None}[logits]
+        return None if shape is None else torch.full(shape, torch.nan, dtype=self.dtype, device=self.device)
 
     def _check_cache(self, cache: Cache, batch: int) -> None:
         if not isinstance(cache, Cache):

@@ -66,7 +66,8 @@ class Tokenizer:
             "pad_token": pad_token_id,
             "unk_token": unk_token_id,
         }
-        named = {role: backend.id_to_token(token) for role, token in roles.items() if token is not None}
+        texts = {role: backend.id_to_token(token) for role, token in roles.items() if token is not None}
+        named = {role: text for role, text in texts.items() if text is not None}
         self.special_tokens: dict[str, str] = {**named, **(special_tokens or {})}
 
     @classmethod
@@ -103,8 +104,8 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(
-                f"the text holds half of a surrogate pair at character {error.start}, which is not valid Unicode; "
-                "decode it properly or replace it first."
+                f"the text holds half of a surrogate pair at character {error.start}, which is not valid "
+                "Unicode; decode it properly or replace it first."
             ) from None
         return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
@@ -118,7 +119,7 @@ class Tokenizer:
         return str(self.backend.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def stream(self, skip_special_tokens: bool = True) -> TextStream:
-        """A new incremental detokenizer: its pieces, joined, are `decode` of all ids it was given."""
+        """A new incremental detokenizer: its pieces, joined, are the text."""
         return TextStream(self, skip_special_tokens)
 
     def apply_chat_template(
@@ -148,15 +149,20 @@ class Tokenizer:
         """The text that `apply_chat_template` encodes. Arguments and errors are the same."""
         if self.chat_template is None:
             raise InputError(
-                "this model has no chat template, so it can't be given messages (base models usually have none). "
-                "Give it a text instead, or set tokenizer.chat_template to a jinja template."
+                "this model has no chat template, so it can't be given messages (base models usually have "
+                "none). Give it a text instead, or set tokenizer.chat_template to a jinja template."
             )
         if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
             raise InputError(
                 'messages must be a list of mappings such as {"role": "user", "content": "Hello"}; given '
                 f"{str(messages)[:80]!r}."
             )
-        context = {**self.special_tokens, "messages": list(messages), "tools": tools, "documents": None}
+        context: dict[str, Any] = {
+            **self.special_tokens,
+            "messages": list(messages),
+            "tools": tools,
+            "documents": None,
+        }
         context |= {"add_generation_prompt": add_generation_prompt, **variables}
         try:
             return compile_chat_template(self.chat_template).render(**context)
@@ -165,15 +171,18 @@ class Tokenizer:
         except Exception as error:  # templates run arbitrary expressions on what the caller gave
             roles = [message.get("role") for message in messages]
             raise InputError(
-                f"the model's chat template refused these messages (roles {roles}): {error or type(error).__name__}"
+                f"the model's chat template refused these messages (roles {roles}): "
+                f"{error or type(error).__name__}"
             ) from error
 
 
 class TextStream:
     """Text from tokens one at a time, made by `Tokenizer.stream`.
 
-    What a token adds to the text depends on the tokens before it (spaces, characters of several tokens), so a
-    few of them are decoded again with each new one: those since the last place where the text was whole.
+    The pieces, joined, are the decoded text. (Where a text's bytes are broken, `decode` of the whole may show
+    another number of U+FFFD: a piece that was returned can't be taken back.) What a token adds to the text
+    depends on the tokens before it (spaces, characters of several tokens), so a few of them are decoded again
+    with each new one: those since the last place where the text was whole.
     """
 
     # A character takes at most four tokens; a text that isn't whole after these many holds broken bytes.
@@ -187,27 +196,17 @@ class TextStream:
         self._shown = ""  # their text
 
     def step(self, token_id: int) -> str:
-        """The text that this token completes: "" while a character is incomplete or a special token is left
-        out.
-        """
+        """The text that this token completes: "" while a character is incomplete."""
         self._window.append(token_id)
-        text = self._decode(self._window)
+        text = self._window_text()
         pending = len(self._window) - self._num_shown
         if text.endswith(_REPLACEMENT) and pending < self._MAX_PENDING:
             return ""
         return self._show(text)
 
     def flush(self) -> str:
-        """What is left at the end: an incomplete character as U+FFFD, or "". The stream can't go on exactly
-        after.
-        """
-        pending = self._window[self._num_shown :]
-        if not pending:
-            return ""
-        text = self._decode(self._window)
-        if not text.startswith(self._shown):  # broken bytes can spoil the whole ones before them
-            text = self._shown + self._decode(pending)
-        return self._show(text)
+        """What is left at the end: an incomplete character as U+FFFD, or ""."""
+        return self._show(self._window_text()) if len(self._window) > self._num_shown else ""
 
     def _show(self, text: str) -> str:
         new = text[len(self._shown) :]
@@ -219,6 +218,13 @@ class TextStream:
             self._window, text = newest, alone
         self._num_shown, self._shown = len(self._window), text
         return new
+
+    def _window_text(self) -> str:
+        text = self._decode(self._window)
+        if text.startswith(self._shown):
+            return text
+        # Broken bytes can spoil whole characters right before them, which were returned already.
+        return self._shown + self._decode(self._window[self._num_shown :])
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, self._skip_special_tokens)
@@ -238,11 +244,9 @@ def compile_chat_template(source: str) -> Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationBlock(Extension):
-        """{% generation %} … {% endgeneration %} marks what the assistant wrote, for training; it renders its
-        body.
-        """
+        """{% generation %} marks what the assistant wrote, for training; it renders its body."""
 
-        tags = {"generation"}
+        tags = {"generation"}  # noqa: RUF012 (jinja declares it so)
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)
@@ -263,9 +267,7 @@ def compile_chat_template(source: str) -> Template:
     try:
         return environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
-        raise InputError(
-            f"the model's chat template is not valid jinja: line {error.lineno}: {error}"
-        ) from error
+        raise InputError(f"the chat template is not valid jinja, line {error.lineno}: {error}") from error
 
 
 def _from_tokenizer_json(directory: Path) -> Tokenizer:
@@ -276,17 +278,14 @@ def _from_tokenizer_json(directory: Path) -> Tokenizer:
         backend = Backend.from_file(str(file))
     except Exception as error:  # tokenizers raises bare Exception
         raise LoadError(
-            f"can't read {file}: {error}. Download it again, or update the tokenizers package if the file is newer."
+            f"can't read {file}: {error}. Download it again, or update the package tokenizers."
         ) from error
-    config = {
-        **_read_json(directory / "special_tokens_map.json"),
-        **_read_json(directory / "tokenizer_config.json"),
-    }
+    config = _read_json(directory / "special_tokens_map.json") | _read_json(
+        directory / "tokenizer_config.json"
+    )
     _add_missing_tokens(backend, config)
     special = {
-        role: text
-        for role, value in config.items()
-        if (text := _token_text(value)) and role.endswith("_token")
+        role: text for role in config if role.endswith("_token") and (text := _token_text(config[role]))
     }
     ids = {role: backend.token_to_id(text) for role, text in special.items()}
     bos, eos = ids.get("bos_token"), ids.get("eos_token")
@@ -315,8 +314,8 @@ def _converted(directory: Path) -> Tokenizer:
         backend = slow.backend_tokenizer
     except Exception as error:  # whatever a converter trips over
         raise LoadError(
-            f"{directory} has a tokenizer but no tokenizer.json, and transformers can't convert it: {error}. Install "
-            "what it asks for (usually sentencepiece, tiktoken or protobuf), or add a tokenizer.json."
+            f"{directory} has a tokenizer but no tokenizer.json, and transformers can't convert it: {error}. "
+            "Install what it asks for (usually sentencepiece, tiktoken or protobuf), or add a tokenizer.json."
         ) from error
     return Tokenizer(
         backend,
@@ -365,11 +364,10 @@ def _add_missing_tokens(backend: Backend, config: Mapping[str, Any]) -> None:
 
 
 def _set_surroundings(backend: Backend, config: Mapping[str, Any], bos: int | None, eos: int | None) -> None:
-    """Add bos or eos around texts as `add_bos_token` and `add_eos_token` say; without them tokenizer.json
-    decides.
-    """
+    """Put bos and eos around texts as the config says; where it says nothing, tokenizer.json decides."""
     if config.get("add_bos_token") is None and config.get("add_eos_token") is None:
         return
+    backend.no_padding()
     now = backend.encode("", add_special_tokens=True).ids
     add_bos, add_eos = config.get("add_bos_token"), config.get("add_eos_token")
     add_bos = bos in now if add_bos is None else add_bos
@@ -378,18 +376,12 @@ def _set_surroundings(backend: Backend, config: Mapping[str, Any], bos: int | No
 
 
 def surround(backend: Backend, first: int | None, last: int | None) -> None:
-    """Make `backend` put these tokens (None: nothing) before and after each text it encodes with special
-    tokens.
-    """
+    """Make `backend` put these tokens (None: nothing) around each text it encodes with special tokens."""
     from tokenizers import processors
 
-    named = {"first": first, "last": last}
-    special = [
-        {"id": name, "ids": [token], "tokens": [backend.id_to_token(token)]}
-        for name, token in named.items()
-        if token is not None
-    ]
-    single = [name for name, used in (("first", first), ("$A", 0), ("last", last)) if used is not None]
+    around = {name: token for name, token in (("first", first), ("last", last)) if token is not None}
+    special = [{"id": n, "ids": [i], "tokens": [backend.id_to_token(i)]} for n, i in around.items()]
+    single = [name for name in ("first", "$A", "last") if name == "$A" or name in around]
     backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
 
 

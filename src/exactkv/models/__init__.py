@@ -1,0 +1,1 @@
+"""Decoders as data, the one decoder built from them, and loading."""

@@ -1,0 +1,343 @@
+"""A directory, GGUF file, hub id or embedded model -> Model."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exactkv.errors import ExactKVError, InputError, LoadError
+from exactkv.models import embedded
+from exactkv.models.config import Config
+from exactkv.models.families import Family, Transposed, find_family
+from exactkv.models.model import Model
+from exactkv.models.source import DirectorySource, TensorSource, read_json, shown
+from exactkv.models.spec import DecoderSpec, Parameter, parameters
+
+DTYPES = {
+    str(d).removeprefix("torch."): d for d in (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+}
+
+_HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>\S+))?")
+_HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
+_THREADS = 2  # one makes the tokenizer while the other reads weights, then both do; more gained nothing
+_ALSO = "A local directory with config.json and safetensors works too, and so does a .gguf file."
+
+
+def load(
+    path: str | Path,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    accept_fields: Collection[str] = (),
+    progress: bool | None = None,
+) -> Model:
+    """Load a model with its tokenizer.
+
+    ``path``: a directory with config.json and safetensors, a .gguf file, a hub id ("org/name" or
+    "org/name@revision"), or an embedded model's name ("smollm2", "gemma3"); what exists as a file or
+    directory is taken as that. ``device``: "auto" is cuda where there is one, else cpu. ``dtype``: "auto" is
+    what the config names, else what most of the weights are stored in; for a GGUF file bfloat16.
+    ``accept_fields``: fields of the config that the caller has judged not to change the arithmetic.
+    ``progress``: a bar on stderr always, never, or (None) on a terminal if loading takes more than a second.
+
+    Memory for the weights is taken once, on ``device`` in ``dtype``, and filled piece by piece.
+    Raises InputError for arguments that do not fit, LoadError where the model cannot be found, read or run.
+    """
+    if quantize is not None:
+        raise InputError(f"quantize is {quantize!r}; quantized weights are not supported yet, leave it None")
+    on, wanted = _device(device), _dtype(dtype)
+    place, name = locate(path, quiet=progress is False)
+    source, stored = _open(place)
+    family, fields = _text_config(source.config)
+    spec = read_spec(family, fields, accept_fields)
+    pieces = plan_reading(family, spec, source.shapes(), name)
+    _check_tied(source, family, spec, name)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        tokenizer = pool.submit(source.tokenizer)
+        weights = {
+            ours: torch.empty(parameter.shape, dtype=wanted or _config_dtype(fields) or stored, device=on)
+            for ours, parameter in parameters(spec).items()
+        }
+
+        def read(piece: Piece) -> int:
+            out = piece.within(weights)
+            source.read(piece.source, out)
+            return out.nbytes
+
+        with _Bar(name, sum(w.nbytes for w in weights.values()), progress) as bar:
+            for nbytes in pool.map(read, pieces):
+                bar.advance(nbytes)
+        return Model(spec, weights, tokenizer.result(), source.generation_config, name=name)
+
+
+def locate(path: str | Path, quiet: bool = False) -> tuple[Path, str]:
+    """The local directory or file that ``path`` (as in `load`) means, and a short name for the model.
+
+    Downloads a hub id's files into the hub's cache where they are not there yet; ``quiet``: without progress
+    bars. Raises LoadError where there is nothing."""
+    given = str(path)
+    local = Path(given).expanduser()
+    if given and local.exists():
+        return local, local.resolve().name.removesuffix(".gguf")
+    if isinstance(path, str):
+        if path in embedded.MODELS:
+            return embedded.find(path), path
+        if match := _HUB_ID.fullmatch(path):
+            if not path.endswith((".gguf", ".safetensors")):
+                return _download(match["repo"], match["revision"], quiet), match["repo"]
+    elif not isinstance(path, Path):
+        raise InputError(f"path is a {type(path).__name__}; expected a str or a Path")
+    raise LoadError(
+        f"there is no file or directory {given!r}. Expected a model directory, a .gguf file, a hub id "
+        f"such as 'org/name', or one of the embedded models: {', '.join(embedded.MODELS)}."
+    )
+
+
+def _download(repo: str, revision: str | None, quiet: bool) -> Path:
+    """Fetch a model's files from the hub, its config first: an unsupported model costs no more than that."""
+    import huggingface_hub as hub
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    class Silent(hub.utils.tqdm):
+        def __init__(self, *args: Any, **kwargs: Any):
+            super().__init__(*args, **{**kwargs, "disable": True})
+
+    def fetch(*patterns: str) -> Path:
+        found = hub.snapshot_download(
+            repo,
+            revision=revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=["*/*", "consolidated*"],
+            tqdm_class=Silent if quiet else None,
+        )
+        return Path(found)
+
+    which = f"{repo!r}" + (f" at revision {revision!r}" if revision else "")
+    try:
+        config = fetch("config.json") / "config.json"
+        if config.is_file():
+            find_family(read_json(config))
+        return fetch(*_HUB_FILES)
+    except ExactKVError:
+        raise
+    except GatedRepoError as error:
+        reason = f"it is gated: accept its terms at https://huggingface.co/{repo} and run `hf auth login`"
+        cause: Exception = error
+    except RevisionNotFoundError as error:
+        reason, cause = "the hub has the model, but not this revision", error
+    except RepositoryNotFoundError as error:
+        reason, cause = "the hub has no such model, or it is private: then run `hf auth login`", error
+    except LocalEntryNotFoundError as error:
+        offline = "HF_HUB_OFFLINE is set" if hub.constants.is_offline_mode() else "the hub cannot be reached"
+        reason, cause = f"it is not in the local cache, and {offline}", error
+    except Exception as error:  # whatever the network, the disk or the hub's client comes up with
+        reason, cause = f"{type(error).__name__}: {error}", error
+    raise LoadError(f"can't get the model {which} from the Hugging Face hub: {reason}. {_ALSO}") from cause
+
+
+def _open(path: Path) -> tuple[TensorSource, torch.dtype]:
+    """The source at an existing path, and the dtype that "auto" means where the config does not say."""
+    if path.is_dir():
+        directory = DirectorySource(path)
+        return directory, directory.dtype()
+    if path.suffix == ".safetensors":
+        raise LoadError(f"{path} holds weights only; give the directory that holds it and its config.json")
+    from exactkv.models.gguf import GGUFSource
+
+    return GGUFSource(path), torch.bfloat16
+
+
+def _text_config(config: Mapping[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """The family, and the config of its text model: it may lie in a field of its own, some fields beside."""
+    family = find_family(config)
+    inner = config.get(family.nested) if family.nested else None
+    if inner is None:
+        return family, dict(config)
+    if not isinstance(inner, dict):
+        raise LoadError(f"config of a {family.name} model: {family.nested} = {inner!r}; expected an object")
+    outer = {name: config[name] for name in ("tie_word_embeddings", "dtype", "torch_dtype") if name in config}
+    return family, {**outer, **{name: value for name, value in inner.items() if value is not None}}
+
+
+def read_spec(family: Family, fields: Mapping[str, Any], accept_fields: Collection[str] = ()) -> DecoderSpec:
+    """The decoder that a config means. Raises LoadError where a field is missing, unsupported or unknown."""
+    config = Config(fields, family.name, accept_fields)
+    try:
+        spec = family.spec(config)
+    except LoadError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise LoadError(
+            f"config of a {family.name} model: a field has a value that makes no sense ({error}). "
+            "Compare config.json with the original."
+        ) from error
+    config.finish()
+    return spec
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A tensor of the files and where it goes: ``rows`` of ours from ``first``. ``shape``: in the files."""
+
+    source: str
+    shape: tuple[int, ...]
+    ours: str
+    first: int
+    rows: int
+    transposed: bool
+
+    def within(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """The part of our parameter that this tensor fills, in the files' order of axes."""
+        part = weights[self.ours].narrow(0, self.first, self.rows)
+        return part.transpose(-1, -2) if self.transposed else part
+
+
+def plan_reading(
+    family: Family, spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]], name: str
+) -> list[Piece]:
+    """Which tensors of the files (``shapes`` by name) go where. Raises one LoadError that lists every tensor
+    that is missing, unknown, or of another shape."""
+    pieces = _under_prefix(list(_pieces(family, parameters(spec))), family, shapes)
+    missing = [p.source for p in pieces if p.source not in shapes]
+    misshapen = [
+        f"{p.source} is {list(shapes[p.source])}, expected {list(p.shape)}"
+        for p in pieces
+        if p.source in shapes and tuple(shapes[p.source]) != p.shape
+    ]
+    used = {p.source for p in pieces}
+    if spec.tied_head:
+        used |= {prefix + _source_names(family, "head.weight")[0][0] for prefix in family.prefixes}
+    aside = re.compile("|".join(f"(?:{pattern})" for pattern in family.left_aside) or r"(?!)")
+    unknown = sorted(n for n in shapes if n not in used and not aside.fullmatch(n))
+    problems = [
+        f"{len(names)} {what}: {shown(names)}"
+        for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", misshapen))
+        if names
+    ]
+    if problems:
+        raise LoadError(
+            f"{name}: the tensors do not fit the config of a {family.name} model: {'; '.join(problems)}. "
+            "Either config and weights are not of the same model, or it has parts that are not supported."
+        )
+    return pieces
+
+
+def _pieces(family: Family, wanted: Mapping[str, Parameter]) -> Iterator[Piece]:
+    for ours, parameter in wanted.items():
+        names = _source_names(family, ours)
+        parts = parameter.parts if parameter.parts and len(names) > 1 else parameter.shape[:1]
+        first = 0
+        for (source, transposed), rows in zip(names, parts, strict=True):
+            shape = (rows, *parameter.shape[1:])
+            if transposed:
+                shape = (*shape[:-2], shape[-1], shape[-2])
+            yield Piece(source, shape, ours, first, rows, transposed)
+            first += rows
+
+
+def _source_names(family: Family, ours: str) -> list[tuple[str, bool]]:
+    """The files' names (without prefix) of one of our parameters, and whether each is transposed there."""
+    layer = re.match(r"layers\.(\d+)\.", ours)
+    number = layer[1] if layer else ""
+    sources = family.names[ours.replace(f"layers.{number}.", "layers.{i}.", 1) if layer else ours]
+    return [
+        (s.name.replace("{i}", number), True)
+        if isinstance(s, Transposed)
+        else (s.replace("{i}", number), False)
+        for s in sources
+    ]
+
+
+def _under_prefix(pieces: list[Piece], family: Family, shapes: Mapping[str, tuple[int, ...]]) -> list[Piece]:
+    """The pieces by their full names, under the prefix of the family under which most of them are found."""
+    prefix = max(family.prefixes, key=lambda prefix: sum(prefix + p.source in shapes for p in pieces))
+    return [Piece(prefix + p.source, p.shape, p.ours, p.first, p.rows, p.transposed) for p in pieces]
+
+
+def _check_tied(source: TensorSource, family: Family, spec: DecoderSpec, name: str) -> None:
+    """Where the head is the embedding, files may hold it a second time, but not with other values."""
+    if not spec.tied_head or not isinstance(source, DirectorySource):
+        return
+    (head, _), (embedding, _) = (_source_names(family, n)[0] for n in ("head.weight", "embedding.weight"))
+    for prefix in family.prefixes:
+        if prefix + head in source.shapes() and not source.same(prefix + head, prefix + embedding):
+            raise LoadError(
+                f"{name}: the config ties the head to the embedding (tie_word_embeddings), but the files "
+                f"hold a {prefix + head} with other values. If that is the model's head, set "
+                "tie_word_embeddings to false in config.json; else remove the tensor."
+            )
+
+
+def _config_dtype(fields: Mapping[str, Any]) -> torch.dtype | None:
+    named = fields.get("dtype") or fields.get("torch_dtype")
+    return DTYPES.get(str(named).removeprefix("torch."))
+
+
+def _dtype(given: str | torch.dtype) -> torch.dtype | None:
+    """The dtype that was asked for; None for "auto"."""
+    name = str(given).removeprefix("torch.") if isinstance(given, torch.dtype) else given
+    if name != "auto" and name not in DTYPES:
+        raise InputError(
+            f"dtype is {given!r}; expected 'auto', {', '.join(map(repr, DTYPES))}, or a torch.dtype"
+        )
+    return DTYPES.get(name)
+
+
+def _device(given: str | torch.device) -> torch.device:
+    if given == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(given)
+        torch.empty(0, device=device)
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+        raise InputError(
+            f"device is {given!r}, which this machine or this build of torch does not have ({error}); "
+            "expected 'auto', 'cpu', or 'cuda' where there is a GPU"
+        ) from error
+    if device.type == "meta":
+        raise InputError("device is 'meta', which holds no values; expected 'auto', 'cpu' or 'cuda'")
+    return device
+
+
+class _Bar:
+    """Progress on stderr: ``wanted`` always, never, or (None) on a terminal once a second has passed."""
+
+    def __init__(self, name: str, total: int, wanted: bool | None):
+        self.name, self.total, self.done = name, total, 0
+        self.wanted = sys.stderr.isatty() if wanted is None else wanted
+        self.not_before = time.monotonic() + (1.0 if wanted is None else 0.0)
+        self.shown: Any = None
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.shown is not None:
+            self.shown.stop()
+
+    def advance(self, nbytes: int) -> None:
+        self.done += nbytes
+        if self.shown is None and self.wanted and time.monotonic() >= self.not_before:
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+            self.shown = Progress(*columns, console=Console(stderr=True), transient=True)
+            self.task = self.shown.add_task(f"loading {self.name}", total=self.total)
+            self.shown.start()
+        if self.shown is not None:
+            self.shown.update(self.task, completed=self.done)

@@ -1,0 +1,336 @@
+"""Where a model's config, weights and tokenizer come from: a directory as Hugging Face writes it.
+
+The safetensors format (https://github.com/huggingface/safetensors, "Format"): 8 bytes, the little-endian size
+of a JSON header; the header, tensor name -> dtype, shape and place; the data. It is read here and not by the
+safetensors package, because that maps whole files, whose pages would count beside the weights that are made
+of them. Read in pieces, straight into place, a model takes its own size and little more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+
+import torch
+from torch import Tensor
+
+from exactkv.errors import LoadError
+
+if TYPE_CHECKING:
+    from exactkv.models.tokenizer import Tokenizer
+
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""The safetensors dtypes that can be read."""
+
+_BITS = {
+    **{"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8},
+    **{"U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8, "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8},
+    **{"F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6},
+}
+_MAX_HEADER = 100_000_000  # the format's own limit
+_PIECE = 4 << 20  # bytes that are read and converted at a time
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_AGAIN = "Download or copy it again."
+
+
+class TensorSource(Protocol):
+    """What `load` reads a model from.
+
+    ``config``: as config.json. ``generation_config``: as generation_config.json, {} if there is none.
+    """
+
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor's shape, by its Hugging Face name."""
+        ...
+
+    def read(self, name: str, out: Tensor) -> None:
+        """Write a tensor into ``out``: of the same shape; of any floating dtype, stride and device. No second
+        copy of it is made in memory. Different tensors may be read from different threads at once.
+        Raises LoadError where the shapes differ or the file turns out to be damaged."""
+        ...
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, None if there is none. Raises LoadError where it cannot be read."""
+        ...
+
+
+class DirectorySource:
+    """A directory with config.json and model.safetensors, or shards and model.safetensors.index.json.
+
+    Only headers are read here; weights when they are asked for. Raises LoadError where files are missing,
+    truncated or damaged, contradict each other, hold quantized weights, or are pickles.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.config: dict[str, Any] = _read_config(self.path)
+        self._tensors = {
+            name: (file, tensor) for file in _weight_files(self.path) for name, tensor in file.tensors.items()
+        }
+        generation = self.path / "generation_config.json"
+        self.generation_config: dict[str, Any] = (
+            read_json(generation) if generation.is_file() else _generation_fields(self.config)
+        )
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tensor.shape for name, (_, tensor) in self._tensors.items()}
+
+    def dtype(self) -> torch.dtype:
+        """The dtype that most bytes of the weights have; float32 if there are none."""
+        counts: dict[str, int] = {}
+        for _, tensor in self._tensors.values():
+            counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.nbytes
+        return FLOATS.get(max(counts, key=lambda dtype: counts[dtype], default="F32"), torch.float32)
+
+    def read(self, name: str, out: Tensor) -> None:
+        if name not in self._tensors:
+            raise LoadError(f"{self.path} holds no tensor {name!r}; see shapes() for those it holds.")
+        file, tensor = self._tensors[name]
+        file.read(tensor, out)
+
+    def same(self, first: str, second: str) -> bool:
+        """Whether two tensors are equal in dtype, shape and every bit. Reads both, in pieces."""
+        (file, a), (other_file, b) = self._tensors[first], self._tensors[second]
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            return False
+        pieces = range(0, a.nbytes, _PIECE)
+        return all(
+            file.bytes(a, start, min(_PIECE, a.nbytes - start))
+            == other_file.bytes(b, start, min(_PIECE, b.nbytes - start))
+            for start in pieces
+        )
+
+    def tokenizer(self) -> Tokenizer | None:
+        from exactkv.models.tokenizer import Tokenizer
+
+        return Tokenizer.from_directory(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a safetensors file. ``dtype``: the format's name for it. ``start``: byte in the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+
+
+class SafetensorsFile:
+    """One safetensors file: ``tensors`` by name. Raises LoadError, naming the file, where it is not whole."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                self.tensors = self._read_header(file, size)
+        except OSError as error:
+            raise LoadError(f"can't read {path}: {error.strerror or error}.") from error
+
+    def read(self, tensor: StoredTensor, out: Tensor) -> None:
+        """Write a tensor into ``out``. Raises LoadError for another shape or a dtype not in FLOATS."""
+        if tensor.dtype not in FLOATS:
+            raise LoadError(
+                f"{self.path}: tensor {tensor.name!r} is {tensor.dtype}; supported are {', '.join(FLOATS)}. "
+                "Take the model's version that is not quantized."
+            )
+        if tuple(out.shape) != tensor.shape:
+            raise LoadError(
+                f"{self.path}: tensor {tensor.name!r} has the shape {list(tensor.shape)}; "
+                f"it was to be written into {list(out.shape)}."
+            )
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                self._fill(file, FLOATS[tensor.dtype], tensor.start, out)
+        except OSError as error:
+            raise LoadError(f"can't read {self.path}: {error.strerror or error}.") from error
+
+    def bytes(self, tensor: StoredTensor, start: int, count: int) -> bytes:
+        """``count`` stored bytes of a tensor, from its byte ``start``."""
+        with self.path.open("rb") as file:
+            file.seek(tensor.start + start)
+            return file.read(count)
+
+    def _fill(self, file: BinaryIO, dtype: torch.dtype, start: int, out: Tensor) -> None:
+        """Read ``out``, whose values lie in row-major order from ``start``: directly or in pieces."""
+        nbytes = out.numel() * dtype.itemsize
+        if out.dtype == dtype and out.is_contiguous() and out.device.type == "cpu":
+            self._read_exactly(file, start, out)
+        elif nbytes <= _PIECE or out.dim() == 0:
+            piece = torch.empty(out.shape, dtype=dtype)
+            self._read_exactly(file, start, piece)
+            out.copy_(piece)
+        else:
+            row = nbytes // out.shape[0]
+            step = max(1, _PIECE // row)
+            for first in range(0, out.shape[0], step):
+                part = out[first] if step == 1 else out[first : first + step]
+                self._fill(file, dtype, start + first * row, part)
+
+    def _read_exactly(self, file: BinaryIO, start: int, out: Tensor) -> None:
+        if out.numel() == 0:
+            return
+        left = memoryview(out.view(-1).view(torch.uint8).numpy().data)
+        file.seek(start)
+        while left:
+            count = file.readinto(left)  # type: ignore[attr-defined]
+            if not count:
+                raise self._damaged(f"it ends {len(left)} bytes too early")
+            left = left[count:]
+
+    def _read_header(self, file: BinaryIO, size: int) -> dict[str, StoredTensor]:
+        if size < 8:
+            raise self._damaged(f"it has {size} bytes, which is no safetensors file")
+        length = int.from_bytes(file.read(8), "little")
+        if length > _MAX_HEADER or not file.peek(1).startswith(b"{"):  # type: ignore[attr-defined]
+            raise self._damaged(f"it is no safetensors file: its header would have {length} bytes")
+        if 8 + length > size:
+            raise self._damaged(f"its header ends at byte {8 + length}, the file at {size}")
+        try:
+            entries = json.loads(file.read(length))
+            entries.pop("__metadata__", None)
+            tensors = {name: _stored(name, entry, 8 + length) for name, entry in entries.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._damaged(f"its header makes no sense ({error or type(error).__name__})") from error
+        end = 8 + length
+        for tensor in sorted(tensors.values(), key=lambda t: (t.start, t.nbytes)):
+            if tensor.start != end:
+                raise self._damaged(f"tensor {tensor.name!r} begins at byte {tensor.start}, expected {end}")
+            end += tensor.nbytes
+        if end != size:
+            raise self._damaged(f"its tensors end at byte {end}, the file at {size}")
+        return tensors
+
+    def _damaged(self, what: str) -> LoadError:
+        return LoadError(f"{self.path} is truncated or damaged: {what}. {_AGAIN}")
+
+
+def _stored(name: str, entry: dict[str, Any], data_start: int) -> StoredTensor:
+    """A header's entry. Raises ValueError, KeyError or TypeError where it makes no sense."""
+    dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if not all(isinstance(n, int) and n >= 0 for n in (*shape, start, end)):
+        raise ValueError(f"tensor {name!r} has the shape {list(shape)} and lies at {start} to {end}")
+    if dtype not in _BITS:
+        raise ValueError(f"tensor {name!r} has the unknown dtype {dtype!r}")
+    nbytes = -(-prod(shape) * _BITS[dtype] // 8)
+    if end - start != nbytes:
+        raise ValueError(f"tensor {name!r}, {dtype} {list(shape)}, takes {nbytes} bytes, not {end - start}")
+    return StoredTensor(name, dtype, shape, data_start + start, nbytes)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object. Raises LoadError, naming the file, where it cannot be read or is something else."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LoadError(f"can't read {file}: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise LoadError(f"{file} is not valid JSON: {error}. {_AGAIN}") from error
+    if not isinstance(content, dict):
+        raise LoadError(f"{file} holds a JSON {type(content).__name__}, expected an object. {_AGAIN}")
+    return content
+
+
+def shown(names: Sequence[str], limit: int = 10) -> str:
+    """The first names of a list, and how many more there are."""
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not (path / "config.json").is_file():
+        others = sorted(file.name for file in path.glob("*.gguf"))
+        hint = (
+            "A model directory holds config.json, safetensors files and tokenizer.json; GGUF files work too."
+        )
+        if others:
+            hint = f"It holds GGUF files; give one of them: {shown(others)}."
+        raise LoadError(f"{path} has no config.json. {hint}")
+    config = read_json(path / "config.json")
+    for fields in (config, *(v for v in config.values() if isinstance(v, dict))):
+        if quantization := fields.get("quantization_config"):
+            method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else quantization
+            raise LoadError(
+                f"{path}: the weights are quantized ({method}), which is not supported. "
+                "Take the model's version in bfloat16 or float16, or a GGUF file of it."
+            )
+    return config
+
+
+def _generation_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """What config.json itself says of generation, for models without generation_config.json."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    nested = config.get("text_config")
+    fallback = nested if isinstance(nested, dict) else {}
+    fields = {name: fallback.get(name) if config.get(name) is None else config[name] for name in names}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _weight_files(path: Path) -> list[SafetensorsFile]:
+    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    if single.is_file():
+        files = [SafetensorsFile(single)]
+    elif index.is_file():
+        files = _shards(path, index)
+    else:
+        raise _no_weights(path)
+    quantized = [
+        f"{t.name} ({t.dtype})"
+        for file in files
+        for t in file.tensors.values()
+        if t.dtype not in FLOATS and (t.name.endswith("weight") or t.dtype.startswith("F"))
+    ]
+    if quantized:
+        raise LoadError(
+            f"{path}: {len(quantized)} weights are not in {', '.join(FLOATS)}: {shown(quantized)}. "
+            "Quantized weights are not supported; take the model in bfloat16 or float16, or a GGUF file."
+        )
+    return files
+
+
+def _shards(path: Path, index: Path) -> list[SafetensorsFile]:
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(v, str) for v in places.values()):
+        raise LoadError(f"{index} has no weight_map from tensor names to file names. {_AGAIN}")
+    names = sorted(set(places.values()))
+    if outside := [name for name in names if Path(name).name != name]:
+        raise LoadError(f"{index} names files outside of its directory: {shown(outside)}.")
+    if missing := [name for name in names if not (path / name).is_file()]:
+        raise LoadError(
+            f"{path}: {len(missing)} of {len(names)} shards that {index.name} names are missing: "
+            f"{shown(missing)}. Download or copy them too."
+        )
+    files = {name: SafetensorsFile(path / name) for name in names}
+    if lacking := [f"{t} (in {file})" for t, file in places.items() if t not in files[file].tensors]:
+        raise LoadError(
+            f"{path}: {len(lacking)} tensors are not in the shards where {index.name} places them: "
+            f"{shown(lacking)}. The files belong to different versions; download them again."
+        )
+    count = sum(len(file.tensors) for file in files.values())
+    if count != len({name for file in files.values() for name in file.tensors}):
+        raise LoadError(f"{path}: some tensors are in several shards. The files do not belong together.")
+    return list(files.values())
+
+
+def _no_weights(path: Path) -> LoadError:
+    if pickles := sorted({file.name for pattern in _PICKLES for file in path.glob(pattern)}):
+        return LoadError(
+            f"{path} has its weights only as pickles ({shown(pickles)}), which can run any code and are "
+            "never read. Where you trust them, convert them: transformers' AutoModelForCausalLM"
+            ".from_pretrained(path).save_pretrained(other_path) writes safetensors."
+        )
+    others = sorted(file.name for pattern in ("*.safetensors", "*.gguf") for file in path.glob(pattern))
+    found = f" It holds {shown(others)}." if others else ""
+    return LoadError(
+        f"{path} has no model.safetensors and no model.safetensors.index.json.{found} "
+        "Download the weights too, or give a .gguf file."
+    )
