@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +65,7 @@ def load(
     _check_tied(source, family, spec, name)
     with ThreadPoolExecutor(_THREADS) as pool:
         tokenizer = pool.submit(source.tokenizer)
-        weights = {
-            ours: torch.empty(parameter.shape, dtype=wanted or _config_dtype(fields) or stored, device=on)
-            for ours, parameter in parameters(spec).items()
-        }
+        weights = _allocate(spec, wanted or _config_dtype(fields) or stored, on, name)
 
         def read(piece: Piece) -> int:
             out = piece.within(weights)
@@ -84,18 +83,18 @@ def locate(path: str | Path, quiet: bool = False) -> tuple[Path, str]:
 
     Downloads a hub id's files into the hub's cache where they are not there yet; ``quiet``: without progress
     bars. Raises LoadError where there is nothing."""
+    if not isinstance(path, (str, Path)):
+        raise InputError(f"path is a {type(path).__name__}; expected a str or a Path")
     given = str(path)
-    local = Path(given).expanduser()
-    if given and local.exists():
-        return local, local.resolve().name.removesuffix(".gguf")
+    local = os.path.expanduser(given)
+    if os.path.exists(local):
+        return Path(local), os.path.basename(os.path.abspath(local)).removesuffix(".gguf")
     if isinstance(path, str):
         if path in embedded.MODELS:
             return embedded.find(path), path
-        if match := _HUB_ID.fullmatch(path):
-            if not path.endswith((".gguf", ".safetensors")):
-                return _download(match["repo"], match["revision"], quiet), match["repo"]
-    elif not isinstance(path, Path):
-        raise InputError(f"path is a {type(path).__name__}; expected a str or a Path")
+        match = _HUB_ID.fullmatch(path)
+        if match and not path.endswith((".gguf", ".safetensors")):
+            return _download(match["repo"], match["revision"], quiet), match["repo"]
     raise LoadError(
         f"there is no file or directory {given!r}. Expected a model directory, a .gguf file, a hub id "
         f"such as 'org/name', or one of the embedded models: {', '.join(embedded.MODELS)}."
@@ -105,16 +104,18 @@ def locate(path: str | Path, quiet: bool = False) -> tuple[Path, str]:
 def _download(repo: str, revision: str | None, quiet: bool) -> Path:
     """Fetch a model's files from the hub, its config first: an unsupported model costs no more than that."""
     import huggingface_hub as hub
+    from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
+    from huggingface_hub.utils.tqdm import tqdm
 
-    class Silent(hub.utils.tqdm):
+    class Silent(tqdm):
         def __init__(self, *args: Any, **kwargs: Any):
-            super().__init__(*args, **{**kwargs, "disable": True})
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
 
     def fetch(*patterns: str) -> Path:
         found = hub.snapshot_download(
@@ -142,7 +143,7 @@ def _download(repo: str, revision: str | None, quiet: bool) -> Path:
     except RepositoryNotFoundError as error:
         reason, cause = "the hub has no such model, or it is private: then run `hf auth login`", error
     except LocalEntryNotFoundError as error:
-        offline = "HF_HUB_OFFLINE is set" if hub.constants.is_offline_mode() else "the hub cannot be reached"
+        offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
         reason, cause = f"it is not in the local cache, and {offline}", error
     except Exception as error:  # whatever the network, the disk or the hub's client comes up with
         reason, cause = f"{type(error).__name__}: {error}", error
@@ -268,6 +269,18 @@ def _under_prefix(pieces: list[Piece], family: Family, shapes: Mapping[str, tupl
     return [Piece(prefix + p.source, p.shape, p.ours, p.first, p.rows, p.transposed) for p in pieces]
 
 
+def _allocate(spec: DecoderSpec, dtype: torch.dtype, device: torch.device, name: str) -> dict[str, Tensor]:
+    wanted = parameters(spec)
+    try:
+        return {ours: torch.empty(p.shape, dtype=dtype, device=device) for ours, p in wanted.items()}
+    except (RuntimeError, MemoryError) as error:
+        gigabytes = sum(prod(p.shape) for p in wanted.values()) * dtype.itemsize / 1e9
+        raise LoadError(
+            f"{name}: its weights take {gigabytes:.1f} GB in {str(dtype).removeprefix('torch.')}, and "
+            f"{device} has not so much left ({error}). Take a smaller dtype, model or another device."
+        ) from error
+
+
 def _check_tied(source: TensorSource, family: Family, spec: DecoderSpec, name: str) -> None:
     """Where the head is the embedding, files may hold it a second time, but not with other values."""
     if not spec.tied_head or not isinstance(source, DirectorySource):
@@ -319,6 +332,7 @@ class _Bar:
     def __init__(self, name: str, total: int, wanted: bool | None):
         self.name, self.total, self.done = name, total, 0
         self.wanted = sys.stderr.isatty() if wanted is None else wanted
+        self.vanishes = wanted is None
         self.not_before = time.monotonic() + (1.0 if wanted is None else 0.0)
         self.shown: Any = None
 
@@ -336,7 +350,7 @@ class _Bar:
             from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
             columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-            self.shown = Progress(*columns, console=Console(stderr=True), transient=True)
+            self.shown = Progress(*columns, console=Console(stderr=True), transient=self.vanishes)
             self.task = self.shown.add_task(f"loading {self.name}", total=self.total)
             self.shown.start()
         if self.shown is not None:

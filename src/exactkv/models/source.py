@@ -148,9 +148,14 @@ class SafetensorsFile:
                 f"{self.path}: tensor {tensor.name!r} has the shape {list(tensor.shape)}; "
                 f"it was to be written into {list(out.shape)}."
             )
+        dtype = FLOATS[tensor.dtype]
         try:
             with self.path.open("rb", buffering=0) as file:
-                self._fill(file, FLOATS[tensor.dtype], tensor.start, out)
+                if out.dtype == dtype and out.is_contiguous() and out.device.type == "cpu":
+                    self._read_exactly(file, tensor.start, out)
+                else:
+                    pieces = torch.empty(min(tensor.nbytes, _PIECE) // dtype.itemsize, dtype=dtype)
+                    self._convert(file, tensor.start, out, pieces)
         except OSError as error:
             raise LoadError(f"can't read {self.path}: {error.strerror or error}.") from error
 
@@ -160,21 +165,18 @@ class SafetensorsFile:
             file.seek(tensor.start + start)
             return file.read(count)
 
-    def _fill(self, file: BinaryIO, dtype: torch.dtype, start: int, out: Tensor) -> None:
-        """Read ``out``, whose values lie in row-major order from ``start``: directly or in pieces."""
-        nbytes = out.numel() * dtype.itemsize
-        if out.dtype == dtype and out.is_contiguous() and out.device.type == "cpu":
-            self._read_exactly(file, start, out)
-        elif nbytes <= _PIECE or out.dim() == 0:
-            piece = torch.empty(out.shape, dtype=dtype)
+    def _convert(self, file: BinaryIO, start: int, out: Tensor, pieces: Tensor) -> None:
+        """Read ``out``, whose values lie in row-major order from ``start``, by way of ``pieces``."""
+        if out.numel() <= pieces.numel():
+            piece = pieces[: out.numel()].view(out.shape)
             self._read_exactly(file, start, piece)
             out.copy_(piece)
-        else:
-            row = nbytes // out.shape[0]
-            step = max(1, _PIECE // row)
-            for first in range(0, out.shape[0], step):
-                part = out[first] if step == 1 else out[first : first + step]
-                self._fill(file, dtype, start + first * row, part)
+            return
+        row = out.numel() // out.shape[0]
+        step = max(1, pieces.numel() // row)
+        for first in range(0, out.shape[0], step):
+            part = out[first] if step == 1 else out[first : first + step]
+            self._convert(file, start + first * row * pieces.itemsize, part, pieces)
 
     def _read_exactly(self, file: BinaryIO, start: int, out: Tensor) -> None:
         if out.numel() == 0:

@@ -1,5 +1,5 @@
-"""Llama 4, text: chunked attention where there is rope, full attention with a query temperature where there is
-not; a mixture of experts on some layers."""
+"""Llama 4, text: chunked attention where there is rope, full attention with a query temperature where there
+is not; a mixture of experts on some layers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ from exactkv.cache import ChunkedAttention, FullAttention
 from exactkv.errors import LoadError
 from exactkv.models.config import Config
 from exactkv.models.families import llama
-from exactkv.models.families.family import Family, Transposed, rope_fields
-from exactkv.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, MoeSpec, QueryTemperature, RopeSpec
+from exactkv.models.families.family import Family, Source, Transposed, rope_fields
+from exactkv.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MlpSpec,
+    MoeSpec,
+    QueryTemperature,
+    RopeSpec,
+)
 
 _FF = "model.layers.{i}.feed_forward"
 
-NAMES = {
+NAMES: dict[str, tuple[Source, ...]] = {
     **llama.NAMES,
     "layers.{i}.mlp.gate_up.weight": (f"{_FF}.gate_proj.weight", f"{_FF}.up_proj.weight"),
     "layers.{i}.mlp.down.weight": (f"{_FF}.down_proj.weight",),
@@ -75,11 +83,13 @@ def spec(config: Config) -> DecoderSpec:
 
 
 def _rope_layers(config: Config, count: int) -> list[bool]:
-    """1 in ``no_rope_layers`` means that the layer *has* rope; an empty list or null, that every fourth has none."""
+    """1 in ``no_rope_layers`` means that the layer *has* rope; no list, that every fourth has none."""
     every = config.take("no_rope_layer_interval", 4)
     given = config.take("no_rope_layers", []) or [int((i + 1) % every != 0) for i in range(count)]
     if len(given) != count:
-        raise LoadError(f"config of a llama4 model: no_rope_layers has {len(given)} entries for {count} layers")
+        raise LoadError(
+            f"config of a llama4 model: no_rope_layers has {len(given)} entries for {count} layers"
+        )
     has_rope = [bool(x) for x in given]
     kinds = config.take("layer_types", None)
     expected = ["chunked_attention" if x else "full_attention" for x in has_rope]

@@ -79,14 +79,15 @@ class GGUFFile:
 
     def _truncated(self, what: str) -> LoadError:
         return LoadError(
-            f"{self.path} is truncated: {what}, but the file ends at byte {self._size}. Download or copy it again."
+            f"{self.path} is truncated: {what}, but the file ends at byte {self._size}. "
+            "Download or copy it again."
         )
 
     def _read_header(self) -> None:
         if bytes(self._map[:4]) != _MAGIC:
             raise LoadError(
-                f"{self.path} is not a GGUF file: it starts with {bytes(self._map[:4])!r}, expected {_MAGIC!r}. "
-                "Give a .gguf file, or a directory with config.json and safetensors files."
+                f"{self.path} is not a GGUF file: it starts with {bytes(self._map[:4])!r}, expected "
+                f"{_MAGIC!r}. Give a .gguf file, or a directory with config.json and safetensors files."
             )
         self._position = 4
         version = self._scalar("I")
@@ -128,8 +129,8 @@ class GGUFFile:
             columns = shape[-1] if shape else 1
             if columns % fmt.num_values:
                 raise LoadError(
-                    f"{self.path}, tensor {name!r}: rows of {columns} values are no whole number of blocks of "
-                    f"{fmt.num_values}; the file is damaged."
+                    f"{self.path}, tensor {name!r}: rows of {columns} values are no whole number of blocks "
+                    f"of {fmt.num_values}; the file is damaged."
                 )
             num_bytes = prod(shape) // fmt.num_values * fmt.num_bytes
             if start + offset + num_bytes > self._size:
@@ -171,8 +172,8 @@ class GGUFFile:
     def _numbers(self, type: int, count: int) -> list[Any]:
         if type not in _SCALARS:
             raise LoadError(
-                f"{self.path}: unknown metadata value type {type} at byte {self._position}; the file is damaged or "
-                "newer than this program."
+                f"{self.path}: unknown metadata value type {type} at byte {self._position}; the file is "
+                "damaged or newer than this program."
             )
         end = self._position + count * struct.calcsize("<" + _SCALARS[type])
         if end > self._size:

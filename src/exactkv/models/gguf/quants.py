@@ -70,8 +70,8 @@ def row_bytes(type: int, columns: int) -> int:
     fmt = block_format(type)
     if columns % fmt.num_values:
         raise LoadError(
-            f"a row of {columns} values is not a whole number of {QuantType(type).name} blocks of {fmt.num_values} "
-            "values: the file is damaged or was not written by a GGUF writer."
+            f"a row of {columns} values is not a whole number of {QuantType(type).name} blocks of "
+            f"{fmt.num_values} values: the file is damaged or was not written by a GGUF writer."
         )
     return columns // fmt.num_values * fmt.num_bytes
 

@@ -128,7 +128,8 @@ class GGUFSource:
         rows = info.shape[0]
         if rows % (2 * heads):
             raise LoadError(
-                f"{self._file.path}: tensor {info.name!r} has {rows} rows, no whole number of pairs for {heads} heads."
+                f"{self._file.path}: tensor {info.name!r} has {rows} rows, no whole number of pairs for "
+                f"{heads} heads; the file's metadata and its tensors do not belong together."
             )
         size = rows // heads
         out = out if out.dim() == 2 else out.unsqueeze(1)  # a bias: rows of one value

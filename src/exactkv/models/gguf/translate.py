@@ -53,6 +53,7 @@ _ROPE_SCALING = frozenset(
         "scaling.yarn_beta_slow",
     )
 )
+_MUST_BE_ONE = ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,9 @@ def architecture_of(metadata: Mapping[str, Any], path: object) -> tuple[str, Arc
     name = metadata.get("general.architecture")
     if name not in ARCHITECTURES:
         raise LoadError(
-            f"{path}: GGUF architecture {name!r} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}. "
-            "Load the model from its safetensors directory instead, if its family is supported there."
+            f"{path}: GGUF architecture {name!r} is not supported; supported are "
+            f"{', '.join(sorted(ARCHITECTURES))}. Load the model from its safetensors "
+            "directory instead, if its family is supported there."
         )
     return name, ARCHITECTURES[name]
 
@@ -143,8 +145,8 @@ def _translate(
     known = keys.keys() | _CHECKS.keys() | _ROPE_SCALING | arch.derived_keys | _HARMLESS
     if unknown := sorted(values.keys() - known):
         raise LoadError(
-            f"metadata {', '.join(f'{key} = {str(values[key])[:60]}' for key in unknown)} is not known for this "
-            "architecture and may change what the model computes, so the file is refused."
+            f"metadata {', '.join(f'{key} = {str(values[key])[:60]}' for key in unknown)} is not known for "
+            "this architecture and may change what the model computes, so the file is refused."
         )
     if missing := [key for key in _REQUIRED if key not in values]:
         raise LoadError(f"metadata {', '.join(missing)} is missing; the file is damaged or incomplete.")
@@ -214,28 +216,24 @@ def _rope_scaling(values: Mapping[str, Any], factors: list[float] | None) -> dic
     attention = _uniform("attn_factor", values.get("rope.scaling.attn_factor", 1.0))
     if factor == 0.0 or (kind == "linear" and factor == 1.0):
         kind = "none"
-    if (
-        values.get("rope.scaling.yarn_ext_factor", 1.0) != 1.0
-        or values.get("rope.scaling.yarn_attn_factor", 1.0) != 1.0
-    ):
-        raise LoadError(
-            "metadata rope.scaling.yarn_ext_factor and yarn_attn_factor other than 1 are not supported."
-        )
-    if factors is not None:
-        if kind != "none":
-            raise LoadError(
-                f"the file has both rope_freqs.weight and {kind} rope scaling, which is not supported."
-            )
+    unusual = [key for key in _MUST_BE_ONE if values.get(key, 1.0) != 1.0]
+    if attention != 1.0 and kind != "yarn":
+        unusual.append("rope.scaling.attn_factor")
+    if unusual:
+        raise LoadError(f"metadata {unusual[0]} = {values[unusual[0]]} with {kind} rope is not supported.")
+    if factors is not None and kind == "none":
         return {"rope_type": "llama3_factors", "factors": factors}
-    if kind == "none":
-        return None
-    if kind == "linear" and attention == 1.0:
+    if factors is not None:
+        raise LoadError(f"both rope_freqs.weight and {kind} rope scaling are in the file; not supported.")
+    if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
         return _yarn(values, factor, attention)
+    if kind == "none":
+        return None
     raise LoadError(
-        f"metadata rope.scaling.type = {kind!r} with attn_factor {attention} is not supported; supported are none, "
-        "linear, yarn and the tensor rope_freqs.weight."
+        f"metadata rope.scaling.type = {kind!r} is not supported; supported are none, linear, yarn, and "
+        "llama 3's factors in the tensor rope_freqs.weight."
     )
 
 
@@ -258,11 +256,14 @@ def _finish_gemma3(config: dict[str, Any], values: Mapping[str, Any]) -> None:
     is_27b = config["num_hidden_layers"] == 62
     width = config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"]
     config["query_pre_attn_scalar"] = width
-    pattern = values.get("attention.sliding_window_pattern")
-    if isinstance(pattern, list):
-        config["layer_types"] = ["sliding_attention" if local else "full_attention" for local in pattern]
-    elif pattern is not None:
-        config["sliding_window_pattern"] = pattern
+    pattern, num_layers = values.get("attention.sliding_window_pattern"), config["num_hidden_layers"]
+    if isinstance(pattern, int):  # every pattern-th layer is full
+        pattern = [bool((layer + 1) % pattern) if pattern else False for layer in range(num_layers)]
+    if pattern is not None:
+        if len(pattern) < num_layers:
+            raise LoadError(f"attention.sliding_window_pattern is shorter than the {num_layers} layers.")
+        kinds = ("full_attention", "sliding_attention")
+        config["layer_types"] = [kinds[bool(local)] for local in pattern[:num_layers]]
 
 
 _LLAMA_BLOCKS = {

@@ -1,0 +1,1 @@
+"""The command line: a file a subcommand. Nothing heavy is imported before a command needs it."""

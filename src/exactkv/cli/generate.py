@@ -1,0 +1,221 @@
+"""`exactkv generate`: text from a prompt, streamed, with what it cost."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from exactkv.errors import InputError
+
+if TYPE_CHECKING:
+    from exactkv.generation import Generation, Prompt, Stats
+    from exactkv.models.model import Model
+
+INTERRUPTED = 130
+
+
+class GenerateCommand(TyperCommand):
+    """MODEL comes first and may be left out, which a usage line cannot say by itself."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return ["[OPTIONS] [MODEL] PROMPT"]
+
+
+def generate(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            show_default=False,
+            help="A directory, a .gguf file, a hub id (org/name) or the name of an embedded model. May be "
+            "left out: a single argument is the PROMPT, and the embedded default model is taken.",
+        ),
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROMPT", show_default=False, help="The text to start from; '-' reads standard input."
+        ),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Generate at most this many tokens.")] = 256,
+    temp: Annotated[
+        float, typer.Option(min=0, help="Sampling temperature; 0 takes the most probable token.")
+    ] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(help="Choose among the most probable tokens that reach this.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, another sample.")] = 0,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            show_default=False,
+            help="Put the prompt into the model's chat template, or take it as it is. Default: chat if the "
+            "model has a template.",
+        ),
+    ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", show_default=False, help="System message, for chat."),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16, float16, float64, or auto: the model's own.")
+    ] = "auto",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, cuda:1, ..., or auto: cuda where there is one.")
+    ] = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end instead.")
+    ] = False,
+) -> None:
+    """Generate text from a prompt.
+
+    The text goes to standard output as it is made, a line about speed and memory to standard error. Ctrl-C
+    ends it with what was generated so far.
+    """
+    name, text = _model_and_prompt(model, prompt)
+    if system is not None and chat is False:
+        raise typer.BadParameter("--system belongs to the chat template; leave out --raw")
+    if text == "-":
+        text = _read_stdin()
+
+    from exactkv.generation import Sampling, stream
+    from exactkv.models.load import load
+
+    sampling = Sampling(temperature=temp, top_p=top_p, seed=seed)
+    started = time.perf_counter()
+    loaded = load(name if name is not None else _default_model(), device=device, dtype=dtype)
+    load_seconds = time.perf_counter() - started
+    given = _as_prompt(loaded, text, chat, system)
+    result = Result(stream(loaded, given, max_tokens=max_tokens, sampling=sampling))
+    result.run(None if as_json else sys.stdout.write)
+    stats = result.generation.stats
+    if as_json:
+        print(json.dumps(_as_json(loaded, result, stats, load_seconds), ensure_ascii=False))
+    else:
+        print()
+        print(stats_line(stats) + (" (interrupted)" if result.interrupted else ""), file=sys.stderr)
+    if result.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+@dataclass
+class Result:
+    """What has come out of a generation, also where it was interrupted."""
+
+    generation: Generation
+    text: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    interrupted: bool = False
+
+    def run(self, write: Any) -> None:
+        """Take all pieces; hand each text to ``write``, if given, at once."""
+        try:
+            for piece in self.generation:
+                self.text.append(piece.text)
+                self.tokens.extend(piece.tokens)
+                if write is not None:
+                    write(piece.text)
+                    sys.stdout.flush()
+        except KeyboardInterrupt:
+            self.interrupted = True
+
+
+def stats_line(stats: Stats) -> str:
+    """Speed and memory in one line, such as "prompt 12 tokens, 150.0 tokens/s · …"."""
+    from exactkv.cache.report import human_bytes
+
+    def rate(tokens: int, per_second: float | None) -> str:
+        count = f"{tokens} token{'' if tokens == 1 else 's'}"
+        return count if per_second is None else f"{count}, {per_second:.1f} tokens/s"
+
+    parts = [
+        f"prompt {rate(stats.prompt_tokens, stats.prompt_rate)}",
+        f"generated {rate(stats.generated_tokens, stats.decode_rate)}",
+    ]
+    if stats.first_token_seconds is not None:
+        parts.append(f"first token after {stats.first_token_seconds:.2f} s")
+    return " · ".join([*parts, f"cache {human_bytes(stats.cache_bytes)}"])
+
+
+def _model_and_prompt(first: str | None, second: str | None) -> tuple[str | None, str]:
+    """The model, None for the embedded default, and the prompt."""
+    if first is None:
+        raise typer.BadParameter(
+            "there is no prompt; expected [MODEL] PROMPT, such as: exactkv generate 'Hello'"
+        )
+    if second is not None:
+        return first, second
+    if first.endswith(".gguf") or _holds_config(Path(first)):
+        raise typer.BadParameter(
+            f"{first} is a model, and there is no prompt: exactkv generate {first} 'Hello'"
+        )
+    return None, first
+
+
+def _holds_config(path: Path) -> bool:
+    try:
+        return (path / "config.json").is_file()
+    except (OSError, ValueError):  # a long prompt is no path
+        return False
+
+
+def _read_stdin() -> str:
+    """Standard input without the newline that ends it."""
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"standard input is not valid {error.encoding}: {error.reason} at byte {error.start}"
+        ) from None
+
+
+def _default_model() -> Path:
+    from exactkv.models import embedded
+
+    return embedded.default()
+
+
+def _as_prompt(model: Model, prompt: str, chat: bool | None, system: str | None) -> Prompt:
+    if chat is None:
+        chat = model.tokenizer is not None and model.tokenizer.chat_template is not None
+        if not chat and system is not None:
+            raise InputError(
+                "--system was given, but this model has no chat template; put it in the prompt instead"
+            )
+    if not chat:
+        return prompt
+    messages = [{"role": "user", "content": prompt}]
+    return messages if system is None else [{"role": "system", "content": system}, *messages]
+
+
+def _as_json(model: Model, result: Result, stats: Stats, load_seconds: float) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "text": "".join(result.text),
+        "tokens": result.tokens,
+        "finish_reason": "interrupted" if result.interrupted else result.generation.finish_reason,
+        "usage": {
+            "prompt_tokens": stats.prompt_tokens,
+            "completion_tokens": len(result.tokens),
+            "total_tokens": stats.prompt_tokens + len(result.tokens),
+        },
+        "timings": {
+            "load_seconds": load_seconds,
+            "prefill_seconds": stats.prefill_seconds,
+            "decode_seconds": stats.decode_seconds,
+            "first_token_seconds": stats.first_token_seconds,
+            "prompt_tokens_per_second": stats.prompt_rate,
+            "generated_tokens_per_second": stats.decode_rate,
+        },
+        "cache_bytes": stats.cache_bytes,
+    }

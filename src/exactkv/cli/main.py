@@ -1,0 +1,74 @@
+"""The `exactkv` command: its subcommands, and how errors, Ctrl-C and closed pipes end it."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from exactkv import __version__
+from exactkv.cli.generate import GenerateCommand, generate
+from exactkv.cli.models import models
+from exactkv.errors import ExactKVError
+
+USAGE_ERROR, INTERRUPTED, CLOSED_PIPE = 2, 130, 141
+"""Exit codes; the last two are what a shell reports for SIGINT and SIGPIPE."""
+
+
+class Commands(TyperGroup):
+    """The subcommands, none of which ends in a traceback for what is not a bug."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ExactKVError as error:
+            print(f"exactkv: {error}", file=sys.stderr)
+            raise typer.Exit(USAGE_ERROR) from None
+        except KeyboardInterrupt:
+            print("exactkv: interrupted", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # Whoever read the output has left; what is still buffered goes nowhere, without a complaint.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(CLOSED_PIPE) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="exactkv",
+    help="A local LLM inference engine whose KV caches are exact.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # rich's help would double the time to the first line
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(cls=GenerateCommand)(generate)
+app.command()(models)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"exactkv {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _exactkv(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of the `exactkv` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
+    app()

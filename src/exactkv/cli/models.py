@@ -1,0 +1,109 @@
+"""`exactkv models`: what is found on this machine, and what is supported."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """List the models found on this machine, and the supported architectures.
+
+    Found are the embedded models (packages that hold one) and the Hugging Face cache.
+    """
+    found = inventory()
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False, indent=2))
+        return
+    from rich.console import Console
+
+    console = Console()
+    for table in (_embedded(found["embedded"]), _hub(found["hub"]), _supported(found["supported"])):
+        console.print(table)
+        console.print()
+
+
+def inventory() -> dict[str, list[dict[str, Any]]]:
+    """What ``--json`` prints: "embedded", "hub" and "supported"."""
+    from exactkv.models import embedded
+    from exactkv.models.families import FAMILIES
+    from exactkv.models.gguf.translate import ARCHITECTURES
+
+    return {
+        "embedded": [
+            {
+                "name": model.name,
+                "installed": model.path is not None,
+                "description": model.description,
+                "license": model.license,
+                "install": embedded.MODELS[model.name].install,
+            }
+            for model in embedded.installed()
+        ],
+        "hub": [
+            {
+                "repo": model.repo,
+                "architecture": model.architecture,
+                "bytes": model.nbytes,
+                "supported": model.supported,
+            }
+            for model in embedded.hub_models()
+        ],
+        "supported": [
+            {
+                "family": family.name,
+                "architectures": [name for name in family.architectures if name[0].isupper()],
+                "gguf": [
+                    name for name, gguf in ARCHITECTURES.items()
+                    if gguf.fixed["model_type"] in family.architectures
+                ],
+            }
+            for family in FAMILIES
+        ],
+    }  # fmt: skip
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _embedded(models: list[dict[str, Any]]) -> Table:
+    table = _table("Embedded models (exactkv generate NAME ...)", "name", "model", "license", "installed")
+    for m in models:
+        state = "yes" if m["installed"] else f"no: {m['install']}"
+        table.add_row(m["name"], m["description"], m["license"], state)
+    return table
+
+
+def _hub(models: list[dict[str, Any]]) -> Table:
+    from exactkv.cache.report import human_bytes
+
+    table = _table(
+        "Hugging Face cache (exactkv generate REPO ...)", "repo", "architecture", "size", "supported"
+    )
+    for m in models:
+        supported = "yes" if m["supported"] else "no"
+        table.add_row(m["repo"], m["architecture"], human_bytes(m["bytes"]), supported)
+    if not models:
+        table.add_row("none found", "", "", "")
+    return table
+
+
+def _supported(families: list[dict[str, Any]]) -> Table:
+    table = _table("Supported architectures", "family", "Hugging Face", "GGUF")
+    for f in families:
+        table.add_row(f["family"], ", ".join(f["architectures"]), ", ".join(f["gguf"]) or "–")
+    return table

@@ -1,0 +1,223 @@
+"""One text: prefill the prompt, then a forward pass a token, until the model or a limit ends it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from exactkv.cache import Cache
+from exactkv.errors import InputError
+from exactkv.generation.sampling import GREEDY, Sampling, sample
+from exactkv.models.model import Model
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""A text, token ids, or messages ({"role": ..., "content": ...}) for the model's chat template."""
+
+PREFILL_WIDTH = 512
+"""Prompt tokens a forward pass: enough to use the machine, few enough to bound memory and answer Ctrl-C."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What has been added since the piece before.
+
+    ``tokens``: the ids whose text this is; an end token is among them though it has no text.
+    ``finish_reason``: None but in the last piece: "stop" at an end token, "length" at max_tokens or at the
+    model's maximum.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a generation has done so far, and the seconds it worked (not those its consumer took).
+
+    ``prefill_seconds`` include choosing the first token; ``first_token_seconds`` is the time from the first
+    call on, None before there is one. ``prefilled_tokens`` falls short of ``prompt_tokens`` only where
+    prefill was interrupted.
+    """
+
+    prompt_tokens: int
+    prefilled_tokens: int
+    generated_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    first_token_seconds: float | None
+    cache_bytes: int
+
+    @property
+    def prompt_rate(self) -> float | None:
+        """Prompt tokens a second; None before any."""
+        return self.prefilled_tokens / self.prefill_seconds if self.prefill_seconds else None
+
+    @property
+    def decode_rate(self) -> float | None:
+        """Tokens a second after the first; None before there are two."""
+        return (self.generated_tokens - 1) / self.decode_seconds if self.decode_seconds else None
+
+
+class Generation(Iterator[Piece]):
+    """An iterator of pieces, made by ``stream``.
+
+    ``tokens``: all ids generated so far. ``cache``: holds what came before, the prompt, and each of
+    ``tokens`` but the last. Both can be read at any time: between pieces, after ``close()``, and after an
+    exception or Ctrl-C, which ends the generation; ``cache.lengths`` then says how far it has come.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        prompt: Sequence[int],
+        max_tokens: int,
+        sampling: Sampling,
+        stop_token_ids: frozenset[int],
+        cache: Cache,
+    ):
+        self.model, self.prompt, self.cache = model, tuple(prompt), cache
+        self.max_tokens, self.sampling, self.stop_token_ids = max_tokens, sampling, stop_token_ids
+        self.tokens: list[int] = []
+        self.finish_reason: str | None = None
+        self._base = cache.lengths[0]
+        self._prefill_seconds = self._decode_seconds = 0.0
+        self._first_token_seconds: float | None = None
+        self._pieces = self._run()
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """End it here. What was generated, the cache and the statistics stay."""
+        self._pieces.close()
+
+    @property
+    def stats(self) -> Stats:
+        """A snapshot of the statistics."""
+        return Stats(
+            prompt_tokens=len(self.prompt),
+            prefilled_tokens=min(len(self.prompt), self.cache.lengths[0] - self._base),
+            generated_tokens=len(self.tokens),
+            prefill_seconds=self._prefill_seconds,
+            decode_seconds=self._decode_seconds,
+            first_token_seconds=self._first_token_seconds,
+            cache_bytes=self.cache.nbytes,
+        )
+
+    def _run(self) -> Generator[Piece, None, None]:
+        tokenizer = self.model.tokenizer
+        text_of = tokenizer.stream() if tokenizer is not None else None
+        pending: list[int] = []
+        token = self._first_token()
+        while True:
+            self.tokens.append(token)
+            pending.append(token)
+            self.finish_reason = self._reason_to_finish(token)
+            text = ""
+            if text_of is not None:
+                text = text_of.step(token) if self.finish_reason != "stop" else ""
+                if self.finish_reason is not None:
+                    text += text_of.flush()
+            if text or text_of is None or self.finish_reason is not None:
+                yield Piece(text, tuple(pending), self.finish_reason)
+                pending.clear()
+            if self.finish_reason is not None:
+                return
+            started = time.perf_counter()
+            token = self._next_token([token])
+            self._decode_seconds += time.perf_counter() - started
+
+    def _first_token(self) -> int:
+        """Feed the prompt, a piece a forward pass; logits are made for its last position only."""
+        started = time.perf_counter()
+        last = (len(self.prompt) - 1) // PREFILL_WIDTH * PREFILL_WIDTH
+        for start in range(0, last, PREFILL_WIDTH):
+            self.model([self.prompt[start : start + PREFILL_WIDTH]], cache=self.cache, logits="none")
+            self._prefill_seconds = time.perf_counter() - started
+        token = self._next_token(self.prompt[last:])
+        self._prefill_seconds = self._first_token_seconds = time.perf_counter() - started
+        return token
+
+    def _next_token(self, fed: Sequence[int]) -> int:
+        logits = self.model([fed], cache=self.cache, logits="last")
+        assert logits is not None
+        return int(sample(logits[0], self.sampling, self.cache.lengths[0]))
+
+    def _reason_to_finish(self, token: int) -> str | None:
+        if token in self.stop_token_ids:
+            return "stop"
+        full = self.cache.max_length is not None and self.cache.lengths[0] >= self.cache.max_length
+        return "length" if full or len(self.tokens) >= self.max_tokens else None
+
+
+def stream(
+    model: Model,
+    prompt: Prompt,
+    max_tokens: int = 256,
+    sampling: Sampling = GREEDY,
+    stop_token_ids: Sequence[int] | None = None,
+    cache: Cache | None = None,
+) -> Generation:
+    """Generate after ``prompt``: an iterator of pieces, with ``.stats``, ``.tokens`` and ``.cache``.
+
+    A text is encoded with the tokenizer's special tokens, messages by the chat template, ids are taken as
+    they are. ``stop_token_ids``: end tokens instead of the model's own (``()``: none). ``cache``: one row,
+    after whose content the prompt is fed (default: a new one). Work is done as the iterator is advanced.
+    Raises InputError, here, where an argument does not fit.
+    """
+    if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
+        raise InputError(f"max_tokens is {max_tokens!r}; expected an integer >= 1")
+    if not isinstance(sampling, Sampling):
+        raise InputError(
+            f"sampling is {sampling!r}; expected exactkv.Sampling(temperature=..., top_p=..., seed=...)"
+        )
+    ids = prompt_ids(model, prompt)
+    if cache is None:
+        cache = model.new_cache()
+    elif cache.batch_size != 1:
+        raise InputError(
+            f"the cache has {cache.batch_size} rows; stream generates one text: give it cache.select([row])"
+        )
+    held, limit = cache.lengths[0], cache.max_length
+    if limit is not None and held + len(ids) > limit:
+        before = f" after the {held} in the cache" if held else ""
+        raise InputError(f"the prompt has {len(ids)} tokens{before}; at most {limit} fit. Shorten it.")
+    ends = end_token_ids(model) if stop_token_ids is None else frozenset(stop_token_ids)
+    return Generation(model, ids, max_tokens, sampling, ends, cache)
+
+
+def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
+    """The token ids of a prompt in any of its forms. Raises InputError where it is empty or none of them."""
+    given: Any = prompt.tolist() if isinstance(prompt, Tensor) else prompt
+    tokenizer, vocab_size = model.tokenizer, model.spec.vocab_size
+    is_chat = isinstance(given, Sequence) and len(given) > 0 and all(isinstance(m, Mapping) for m in given)
+    if isinstance(given, str) or is_chat:
+        if tokenizer is None:
+            raise InputError("this model has no tokenizer, so its prompt must be a list of token ids")
+        ids = tokenizer.encode(given) if isinstance(given, str) else tokenizer.apply_chat_template(given)
+    elif isinstance(given, Sequence) and all(isinstance(i, int) and not isinstance(i, bool) for i in given):
+        ids = list(given)
+    else:
+        shown = str(given) if len(str(given)) <= 80 else f"{str(given)[:80]}…"
+        raise InputError(
+            f"the prompt is {shown!r}; expected one text, one list of token ids, or one list of messages "
+            'like {"role": "user", "content": "Hello"}'
+        )
+    if not ids:
+        raise InputError("the prompt is empty; expected at least one token, such as the model's bos token")
+    if not 0 <= min(ids) <= max(ids) < vocab_size:
+        wrong = next(i for i in ids if not 0 <= i < vocab_size)
+        raise InputError(f"token id {wrong} of the prompt is outside the vocabulary: 0 to {vocab_size - 1}")
+    return ids
+
+
+def end_token_ids(model: Model) -> frozenset[int]:
+    """The tokens that end a text: those of the model's generation config and of its tokenizer."""
+    configured = model.generation_config.get("eos_token_id")
+    ids = {configured} if isinstance(configured, int) else set(configured or ())
+    return frozenset(ids | set(model.tokenizer.eos_token_ids if model.tokenizer is not None else ()))
