@@ -1,19 +1,14 @@
-"""Where a model's config, weights and tokenizer come from: a directory as Hugging Face writes it.
-
-The safetensors format (https://github.com/huggingface/safetensors, "Format"): 8 bytes, the little-endian size
-of a JSON header; the header, tensor name -> dtype, shape and place; the data. It is read here and not by the
-safetensors package, because that maps whole files, whose pages would count beside the weights that are made
-of them. Read in pieces, straight into place, a model takes its own size and little more.
-"""
+"""Where a model's config, weights and tokenizer come from: a directory as Hugging Face writes it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,12 +21,6 @@ if TYPE_CHECKING:
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The safetensors dtypes that can be read."""
 
-_BITS = {
-    **{"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8},
-    **{"U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8, "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8},
-    **{"F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6},
-}
-_MAX_HEADER = 100_000_000  # the format's own limit
 _PIECE = 4 << 20  # bytes that are read and converted at a time
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _AGAIN = "Download or copy it again."
@@ -96,15 +85,13 @@ class DirectorySource:
         file.read(tensor, out)
 
     def same(self, first: str, second: str) -> bool:
-        """Whether two tensors are equal in dtype, shape and every bit. Reads both, in pieces."""
+        """Whether two tensors are equal in dtype, shape and every value. Reads both, in pieces."""
         (file, a), (other_file, b) = self._tensors[first], self._tensors[second]
         if (a.dtype, a.shape) != (b.dtype, b.shape):
             return False
-        pieces = range(0, a.nbytes, _PIECE)
         return all(
-            file.bytes(a, start, min(_PIECE, a.nbytes - start))
-            == other_file.bytes(b, start, min(_PIECE, b.nbytes - start))
-            for start in pieces
+            torch.equal(x, y)
+            for (_, _, x), (_, _, y) in zip(file.pieces(a), other_file.pieces(b), strict=True)
         )
 
     def tokenizer(self) -> Tokenizer | None:
@@ -115,26 +102,31 @@ class DirectorySource:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a safetensors file. ``dtype``: the format's name for it. ``start``: byte in the file."""
+    """A tensor in a safetensors file. ``dtype``: the format's name for it."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    start: int
-    nbytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a tensor in one of FLOATS; 0 of any other."""
+        return prod(self.shape) * FLOATS[self.dtype].itemsize if self.dtype in FLOATS else 0
 
 
 class SafetensorsFile:
-    """One safetensors file: ``tensors`` by name. Raises LoadError, naming the file, where it is not whole."""
+    """One safetensors file: ``tensors`` by name. Raises LoadError, naming the file, where it is not whole.
+
+    The file is mapped anew for every few megabytes, so that its pages do not stay in memory beside the weights.
+    """
 
     def __init__(self, path: Path):
         self.path = path
-        try:
-            size = path.stat().st_size
-            with path.open("rb") as file:
-                self.tensors = self._read_header(file, size)
-        except OSError as error:
-            raise LoadError(f"can't read {path}: {error.strerror or error}.") from error
+        self.tensors: dict[str, StoredTensor] = {}
+        with self._open() as file:
+            for name in file.keys():  # noqa: SIM118 (safe_open is no dict)
+                stored = file.get_slice(name)
+                self.tensors[name] = StoredTensor(name, stored.get_dtype(), tuple(stored.get_shape()))
 
     def read(self, tensor: StoredTensor, out: Tensor) -> None:
         """Write a tensor into ``out``. Raises LoadError for another shape or a dtype not in FLOATS."""
@@ -148,85 +140,30 @@ class SafetensorsFile:
                 f"{self.path}: tensor {tensor.name!r} has the shape {list(tensor.shape)}; "
                 f"it was to be written into {list(out.shape)}."
             )
-        dtype = FLOATS[tensor.dtype]
+        for first, last, piece in self.pieces(tensor):
+            out[first:last].copy_(piece) if tensor.shape else out.copy_(piece)
+
+    def pieces(self, tensor: StoredTensor) -> Iterator[tuple[int, int, Tensor]]:
+        """The tensor cut along its first axis: (from, to, values)."""
+        rows = tensor.shape[0] if tensor.shape else 1
+        step = max(1, _PIECE * rows // max(1, tensor.nbytes))
+        for first in range(0, rows, step):
+            last = min(rows, first + step)
+            with self._open() as file:
+                piece = file.get_slice(tensor.name)[first:last] if tensor.shape else file.get_tensor(tensor.name)
+            yield first, last, piece
+
+    @contextmanager
+    def _open(self) -> Iterator[Any]:
+        from safetensors import SafetensorError, safe_open
+
         try:
-            with self.path.open("rb", buffering=0) as file:
-                if out.dtype == dtype and out.is_contiguous() and out.device.type == "cpu":
-                    self._read_exactly(file, tensor.start, out)
-                else:
-                    pieces = torch.empty(min(tensor.nbytes, _PIECE) // dtype.itemsize, dtype=dtype)
-                    self._convert(file, tensor.start, out, pieces)
+            with safe_open(self.path, framework="pt") as file:
+                yield file
         except OSError as error:
             raise LoadError(f"can't read {self.path}: {error.strerror or error}.") from error
-
-    def bytes(self, tensor: StoredTensor, start: int, count: int) -> bytes:
-        """``count`` stored bytes of a tensor, from its byte ``start``."""
-        with self.path.open("rb") as file:
-            file.seek(tensor.start + start)
-            return file.read(count)
-
-    def _convert(self, file: BinaryIO, start: int, out: Tensor, pieces: Tensor) -> None:
-        """Read ``out``, whose values lie in row-major order from ``start``, by way of ``pieces``."""
-        if out.numel() <= pieces.numel():
-            piece = pieces[: out.numel()].view(out.shape)
-            self._read_exactly(file, start, piece)
-            out.copy_(piece)
-            return
-        row = out.numel() // out.shape[0]
-        step = max(1, pieces.numel() // row)
-        for first in range(0, out.shape[0], step):
-            part = out[first] if step == 1 else out[first : first + step]
-            self._convert(file, start + first * row * pieces.itemsize, part, pieces)
-
-    def _read_exactly(self, file: BinaryIO, start: int, out: Tensor) -> None:
-        if out.numel() == 0:
-            return
-        left = memoryview(out.view(-1).view(torch.uint8).numpy().data)
-        file.seek(start)
-        while left:
-            count = file.readinto(left)  # type: ignore[attr-defined]
-            if not count:
-                raise self._damaged(f"it ends {len(left)} bytes too early")
-            left = left[count:]
-
-    def _read_header(self, file: BinaryIO, size: int) -> dict[str, StoredTensor]:
-        if size < 8:
-            raise self._damaged(f"it has {size} bytes, which is no safetensors file")
-        length = int.from_bytes(file.read(8), "little")
-        if length > _MAX_HEADER or not file.peek(1).startswith(b"{"):  # type: ignore[attr-defined]
-            raise self._damaged(f"it is no safetensors file: its header would have {length} bytes")
-        if 8 + length > size:
-            raise self._damaged(f"its header ends at byte {8 + length}, the file at {size}")
-        try:
-            entries = json.loads(file.read(length))
-            entries.pop("__metadata__", None)
-            tensors = {name: _stored(name, entry, 8 + length) for name, entry in entries.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self._damaged(f"its header makes no sense ({error or type(error).__name__})") from error
-        end = 8 + length
-        for tensor in sorted(tensors.values(), key=lambda t: (t.start, t.nbytes)):
-            if tensor.start != end:
-                raise self._damaged(f"tensor {tensor.name!r} begins at byte {tensor.start}, expected {end}")
-            end += tensor.nbytes
-        if end != size:
-            raise self._damaged(f"its tensors end at byte {end}, the file at {size}")
-        return tensors
-
-    def _damaged(self, what: str) -> LoadError:
-        return LoadError(f"{self.path} is truncated or damaged: {what}. {_AGAIN}")
-
-
-def _stored(name: str, entry: dict[str, Any], data_start: int) -> StoredTensor:
-    """A header's entry. Raises ValueError, KeyError or TypeError where it makes no sense."""
-    dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-    if not all(isinstance(n, int) and n >= 0 for n in (*shape, start, end)):
-        raise ValueError(f"tensor {name!r} has the shape {list(shape)} and lies at {start} to {end}")
-    if dtype not in _BITS:
-        raise ValueError(f"tensor {name!r} has the unknown dtype {dtype!r}")
-    nbytes = -(-prod(shape) * _BITS[dtype] // 8)
-    if end - start != nbytes:
-        raise ValueError(f"tensor {name!r}, {dtype} {list(shape)}, takes {nbytes} bytes, not {end - start}")
-    return StoredTensor(name, dtype, shape, data_start + start, nbytes)
+        except SafetensorError as error:
+            raise LoadError(f"{self.path} is truncated or damaged: {error}. {_AGAIN}") from error
 
 
 def read_json(file: Path) -> dict[str, Any]:
