@@ -33,6 +33,7 @@ def tiny_model(
     seed: int = 0,
     ops: Ops = TORCH,
     max_length: int = 4096,
+    device: str = "cpu",
 ) -> Model:
     """A decoder of one layer a pattern: width 32, 4 heads, 2 KV heads of size 8, two rope bases."""
     layers = tuple(
@@ -50,7 +51,12 @@ def tiny_model(
         for i, pattern in enumerate(patterns)
     )
     spec = DecoderSpec("tiny", VOCAB, 32, layers, 1e-6, max_length, tied_head=False)
-    return Model(spec, random_weights(spec, seed, dtype, gain=1.5), ops=ops)
+    return Model(spec, on(device, random_weights(spec, seed, dtype, gain=1.5)), ops=ops)
+
+
+def on(device: str, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same weights on a device (drawn on the CPU, so that they are the same everywhere)."""
+    return {name: w.to(device) for name, w in weights.items()}
 
 
 def with_ops(model: Model, ops: Ops = REFERENCE) -> Model:
@@ -63,7 +69,9 @@ def random_tokens(count: int, seed: int = 0) -> list[int]:
     return torch.randint(0, VOCAB, (count,), generator=generator).tolist()
 
 
-def tiny_llama4(chunk_size: int | None, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: object) -> Model:
+def tiny_llama4(
+    chunk_size: int | None, dtype: torch.dtype = torch.float32, seed: int = 0, device: str = "cpu", **changes: object
+) -> Model:
     """A tiny random Llama 4: 4 layers, the last without rope and with a query temperature, experts on two."""
     fields = {
         "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "intermediate_size_mlp": 64,
@@ -74,7 +82,7 @@ def tiny_llama4(chunk_size: int | None, dtype: torch.dtype = torch.float32, seed
     config = Config(fields, "llama4")
     spec = llama4.spec(config)
     config.finish()
-    return Model(spec, random_weights(spec, seed, dtype))
+    return Model(spec, on(device, random_weights(spec, seed, dtype)))
 
 
 def fed_in_pieces(model: Model, tokens: torch.Tensor, pieces: Sequence[int], **cache_options: int) -> torch.Tensor:

@@ -33,7 +33,7 @@ def attend(
         rows.append(out)
     if len(rows) == 1 and view.rows[0].count == q.shape[2]:
         return rows[0]
-    size = max(out.shape[3] for out in rows)
+    size = max(out.shape[3] for out in rows) or q.shape[3]
     padded = q.new_zeros((q.shape[0], q.shape[1], q.shape[2], size))
     for r, (row, out) in enumerate(zip(view.rows, rows, strict=True)):
         if row.count:
