@@ -33,23 +33,22 @@ console = Console(highlight=False)
 
 def main() -> int:
     answer_a_question()
-    model = exactkv.load(embedded.find("gemma3"), dtype="float32")
-    tokens = write_past_the_window(model)
-    return compare(model, tokens)
+    tokens = write_past_the_window(exactkv.load(embedded.find("gemma3")))
+    return compare(exactkv.load(embedded.find("gemma3"), dtype="float32"), tokens)
 
 
 def answer_a_question() -> None:
     headline("SmolLM2-135M-Instruct answers")
     model = exactkv.load(embedded.find("smollm2"))
     console.print(QUESTION, style="bold")
-    show(exactkv.stream(model, [{"role": "user", "content": QUESTION}], max_tokens=80))
+    show(exactkv.stream(model, [{"role": "user", "content": QUESTION}], max_tokens=120))
 
 
 def write_past_the_window(model: exactkv.Model) -> list[int]:
     """Let the model write on; returns all tokens, those of the opening first."""
     headline(f"Gemma 3 270M writes {NUM_TOKENS} tokens, past its window of 512")
     console.print(OPENING, style="bold", end="")
-    sampling = exactkv.Sampling(temperature=0.8, top_p=0.95, seed=1)
+    sampling = exactkv.Sampling(temperature=0.9, top_p=0.9, seed=2)
     generation = exactkv.stream(model, OPENING, max_tokens=NUM_TOKENS, sampling=sampling, stop_token_ids=())
     show(generation)
     console.print(str(generation.cache), style="dim")
@@ -71,7 +70,7 @@ class Comparison(NamedTuple):
 
 
 def compare(model: exactkv.Model, tokens: Sequence[int]) -> int:
-    headline("The same text: decoded token by token, and in one forward pass without a cache (float32)")
+    headline("The same text in float32: token by token, and in one forward pass")
     found = decode_against_forward(model, tokens)
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("tokens, logits compared", f"{len(tokens)}, {len(tokens) * model.spec.vocab_size:,}")

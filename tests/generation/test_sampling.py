@@ -45,7 +45,7 @@ def test_noise_is_a_pure_function_of_seed_position_and_token(seed: int, position
 def test_samples_follow_the_distribution(temperature: float, varied: str) -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, 0.5, -1.0, 1.5, -2.0, -math.inf])
     probabilities = torch.softmax(logits.double() / temperature, dim=0)
-    count = 20_000 if varied == "position" else 2_000
+    count = 20_000 if varied == "position" else 1_000
     if varied == "position":
         drawn = sample(logits.expand(count, -1), Sampling(temperature, seed=3), range(count))
     else:
@@ -59,8 +59,12 @@ def test_samples_follow_the_distribution(temperature: float, varied: str) -> Non
 
 def test_neighbouring_positions_and_seeds_are_independent() -> None:
     first = gumbel(0, torch.arange(400), torch.arange(100))
-    for other in (gumbel(0, torch.arange(1, 401), torch.arange(100)), gumbel(1, torch.arange(400), torch.arange(100)),
-                  gumbel(0, torch.arange(400), torch.arange(1, 101))):  # fmt: skip
+    others = (
+        gumbel(0, torch.arange(1, 401), torch.arange(100)),
+        gumbel(1, torch.arange(400), torch.arange(100)),
+        gumbel(0, torch.arange(400), torch.arange(1, 101)),
+    )
+    for other in others:
         correlation = torch.corrcoef(torch.stack([first.flatten(), other.flatten()]))[0, 1]
         assert abs(float(correlation)) < 0.025  # five standard deviations of 40,000 pairs
     assert float(first.mean()) == pytest.approx(0.5772, abs=0.03)
@@ -122,7 +126,12 @@ def test_a_row_of_a_batch_is_that_row_alone(sampling: Sampling) -> None:
 def test_limits_come_to_the_greedy_choice() -> None:
     logits = torch.randn(300, 50, generator=torch.Generator().manual_seed(2))
     expected = sample(logits, GREEDY, 0).tolist()
-    for sampling in (Sampling(1e-300), Sampling(5e-324), Sampling(1.0, top_p=1e-9), Sampling(1e-6, top_p=0.9)):
+    for sampling in (
+        Sampling(1e-300),
+        Sampling(5e-324),
+        Sampling(1.0, top_p=1e-9),
+        Sampling(1e-6, top_p=0.9),
+    ):
         assert sample(logits, sampling, range(300)).tolist() == expected
 
 

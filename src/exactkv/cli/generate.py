@@ -98,9 +98,9 @@ def generate(
     result.run(None if as_json else sys.stdout.write)
     stats = result.generation.stats
     if as_json:
-        print(json.dumps(_as_json(loaded, result, stats, load_seconds), ensure_ascii=False))
+        print(json.dumps(_as_json(loaded, result, stats, load_seconds), ensure_ascii=False), flush=True)
     else:
-        print()
+        print(flush=True)
         print(stats_line(stats) + (" (interrupted)" if result.interrupted else ""), file=sys.stderr)
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)

@@ -24,7 +24,9 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # here, where a closed pipe is seen to, rather than at exit
+            return result
         except ExactKVError as error:
             print(f"exactkv: {error}", file=sys.stderr)
             raise typer.Exit(USAGE_ERROR) from None
