@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from exactkv.cache import AttentionLayer, Step
@@ -32,7 +31,7 @@ class Attention:
         """``x`` [B, T, hidden] -> [B, T, hidden]."""
         s = self.spec
         batch, width = x.shape[:2]
-        qkv = F.linear(x, self.qkv, self.qkv_bias).view(batch, width, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
+        qkv = self.ops.linear(x, self.qkv, self.qkv_bias).view(batch, width, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
         qk, v = qkv.split((s.num_heads + s.num_kv_heads, s.num_kv_heads), dim=2)
         if s.qk_norm == "weighted":
             q, k = qk.split((s.num_heads, s.num_kv_heads), dim=2)
@@ -46,7 +45,7 @@ class Attention:
             q = q * temperature(s.temperature, step.positions, q.dtype)
         view = layer.extend(step, {"k": k.transpose(1, 2), "v": v.transpose(1, 2)})
         attended = self.ops.attend(q.transpose(1, 2), view, s.scale)  # [B, Hq, T, D]
-        return F.linear(attended.transpose(1, 2).reshape(batch, width, -1), self.out, self.out_bias)
+        return self.ops.linear(attended.transpose(1, 2).reshape(batch, width, -1), self.out, self.out_bias)
 
 
 def temperature(spec: QueryTemperature, positions: Tensor, dtype: torch.dtype) -> Tensor:

@@ -84,7 +84,7 @@ class Decoder:
             valid = counts > 0
         else:
             valid = torch.arange(x.shape[1], device=x.device) < counts[:, None]
-        out = F.linear(self.final_norm(x), self.head)
+        out = self.ops.linear(self.final_norm(x), self.head)
         if min(step.counts, default=0) < step.width:
             out.masked_fill_(~valid.unsqueeze(-1), torch.nan)
         return out

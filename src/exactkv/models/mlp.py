@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from exactkv.ops import Ops
@@ -19,5 +18,5 @@ class GatedMLP:
         self.down, self.down_bias = weights["down.weight"], weights.get("down.bias")
 
     def __call__(self, x: Tensor) -> Tensor:
-        hidden = self.ops.gated(F.linear(x, self.gate_up, self.gate_up_bias), self.activation)
-        return F.linear(hidden, self.down, self.down_bias)
+        hidden = self.ops.gated(self.ops.linear(x, self.gate_up, self.gate_up_bias), self.activation)
+        return self.ops.linear(hidden, self.down, self.down_bias)

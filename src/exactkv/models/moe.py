@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from exactkv.models.mlp import GatedMLP
@@ -27,7 +26,7 @@ class MixtureOfExperts:
 
     def __call__(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])  # [N, hidden]
-        logits, chosen = self.ops.top_experts(F.linear(flat, self.router), self.spec.top_k)
+        logits, chosen = self.ops.top_experts(self.ops.linear(flat, self.router), self.spec.top_k)
         scores = torch.sigmoid(logits.to(compute_dtype(x.dtype))).to(x.dtype)  # [N, k]
         inputs = flat[:, None, :] * scores[:, :, None]
         routed = self.ops.experts(inputs, chosen, self.gate_up, self.down, self.spec.activation).sum(1)

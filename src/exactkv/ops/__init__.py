@@ -17,13 +17,14 @@ class Ops:
 
     name: str
     attend: Callable[..., Tensor]
+    linear: Callable[..., Tensor]
     experts: Callable[..., Tensor]
     gated: Callable[..., Tensor]
     top_experts: Callable[..., tuple[Tensor, Tensor]]
 
 
 def _collect(name: str, module: object) -> Ops:
-    return Ops(name, *(getattr(module, f) for f in ("attend", "experts", "gated", "top_experts")))
+    return Ops(name, *(getattr(module, f) for f in ("attend", "linear", "experts", "gated", "top_experts")))
 
 
 REFERENCE = _collect("reference", reference)

@@ -58,6 +58,12 @@ def dense(row: RowView, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return keys, values, torch.cat(positions)
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b. ``x`` [..., in], ``weight`` [out, in], ``bias`` [out] -> [..., out]."""
+    out = x @ weight.t()
+    return out if bias is None else out + bias
+
+
 def top_experts(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The ``k`` greatest of ``logits`` [N, E]: values and indices [N, k], ties broken by the lowest index."""
     values, indices = torch.sort(logits, dim=-1, descending=True, stable=True)

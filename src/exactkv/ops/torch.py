@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exactkv.cache import AttentionPattern, KVView, RowView
+from exactkv.cache import AttentionPattern, KVView, RowView, visible
 from exactkv.ops import reference
+from exactkv.ops.linear import linear
 
 QUERY_BLOCK = 256
 """Queries that share one mask where a mask is needed: bounds the mask's size and the work on unseen keys."""
@@ -72,7 +73,7 @@ def _attend_many(q: Tensor, pattern: AttentionPattern, row: RowView, scale: floa
         mask = None
         if not causal:
             queries = torch.arange(start, end, device=q.device)
-            mask = reference.visible(pattern, queries, torch.arange(low, end, device=q.device))
+            mask = visible(pattern, queries, torch.arange(low, end, device=q.device))
         block = q[:, :, start - row.start : end - row.start]
         blocks.append(
             F.scaled_dot_product_attention(
@@ -104,8 +105,8 @@ def experts(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, activation
     out = torch.empty_like(flat)
     for e in torch.unique(index).tolist():
         rows = torch.nonzero(index == e).squeeze(1)
-        hidden = gated(F.linear(flat[rows], gate_up[e]), activation)
-        out[rows] = F.linear(hidden, down[e])
+        hidden = gated(linear(flat[rows], gate_up[e]), activation)
+        out[rows] = linear(hidden, down[e])
     return out.view_as(x)
 
 
