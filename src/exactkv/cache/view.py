@@ -29,11 +29,30 @@ class RowView(NamedTuple):
     segments: tuple[KVSegment, ...]
 
 
+def _last(row: RowView, pattern: AttentionPattern) -> RowView:
+    if row.count <= 1:
+        return row
+    position = row.start + row.count - 1
+    first = pattern.first_visible(position)
+    segments = []
+    for at, parts in row.segments:
+        end = at + next(iter(parts.values())).shape[1]
+        for low, high in ((at, min(end, first, pattern.anchors)), (max(at, first), end)):
+            if low < high:
+                kept = {name: part.narrow(1, low - at, high - low) for name, part in parts.items()}
+                segments.append(KVSegment(low, kept))
+    return RowView(position, 1, tuple(segments))
+
+
 class KVView(NamedTuple):
     """Keys and values of one layer for one call, the call's own among them. Frozen; valid for that call."""
 
     pattern: AttentionPattern
     rows: tuple[RowView, ...]
+
+    def last(self) -> KVView:
+        """What each row's last query sees; rows without queries stay without."""
+        return KVView(self.pattern, tuple(_last(row, self.pattern) for row in self.rows))
 
 
 class Write(NamedTuple):

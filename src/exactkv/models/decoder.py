@@ -10,11 +10,12 @@ from torch import Tensor
 
 from exactkv.cache import AttentionLayer, Step
 from exactkv.errors import InputError
-from exactkv.models.attention import Attention
+from exactkv.models.attention import Attention, last_of_rows
+from exactkv.models.blocks import in_blocks
 from exactkv.models.mlp import GatedMLP
 from exactkv.models.moe import MixtureOfExperts
 from exactkv.models.norm import RMSNorm
-from exactkv.models.rope import Rotation, frequencies
+from exactkv.models.rope import Rotation, frequencies, rotation
 from exactkv.models.spec import DecoderSpec, LayerSpec, MlpSpec, RopeSpec
 from exactkv.ops import TORCH, Ops
 
@@ -28,7 +29,7 @@ class Layer:
         def norm(name: str) -> RMSNorm:
             return RMSNorm(weights[f"{name}.weight"], decoder.norm_eps, decoder.norm_offset)
 
-        self.attention_norm, self.mlp_norm = norm("attention.norm"), norm("mlp.norm")
+        self.mlp_norm = norm("mlp.norm")
         self.attention_post_norm = norm("attention.post_norm") if spec.post_norms else None
         self.mlp_post_norm = norm("mlp.post_norm") if spec.post_norms else None
         self.attention = Attention(spec.attention, decoder, within(weights, "attention"), ops)
@@ -39,12 +40,27 @@ class Layer:
             self.mlp = MixtureOfExperts(spec.mlp, within(weights, "mlp"), ops)
 
     def __call__(
-        self, x: Tensor, step: Step, layer: AttentionLayer, rotations: Mapping[RopeSpec, Rotation]
-    ) -> Tensor:
-        added = self.attention(self.attention_norm(x), step, layer, rotations)
+        self,
+        x: Tensor,
+        step: Step,
+        layer: AttentionLayer,
+        rotations: Mapping[RopeSpec, Rotation],
+        queries: str = "all",
+    ) -> Tensor | None:
+        """``x`` [B, T, hidden] -> the same, or what ``queries`` asks for (see Attention)."""
+        added = self.attention(x, step, layer, rotations, queries)
+        if added is None:
+            return None
+        if queries == "last":
+            x = last_of_rows(x, step)
         x = x + (self.attention_post_norm(added) if self.attention_post_norm else added)
+        if isinstance(self.mlp, GatedMLP):
+            return x.add_(*in_blocks(self._mlp, x))
+        return x.add_(*self._mlp(x))
+
+    def _mlp(self, x: Tensor) -> tuple[Tensor]:
         added = self.mlp(self.mlp_norm(x))
-        return x + (self.mlp_post_norm(added) if self.mlp_post_norm else added)
+        return (self.mlp_post_norm(added) if self.mlp_post_norm else added,)
 
 
 class Decoder:
@@ -69,25 +85,23 @@ class Decoder:
         cache's. ``logits``: "all" -> [B, T, V], "last" -> [B, V], each row's last valid position, "none" -> None.
         What stands at padded positions is NaN."""
         rotations = {
-            rope: Rotation(rope, freqs, step.positions) for rope, freqs in self.frequencies.items()
+            rope: rotation(rope, freqs, step.positions) for rope, freqs in self.frequencies.items()
         }
         x = F.embedding(tokens, self.embedding)  # [B, T, hidden]
         if self.embedding_scale is not None:
             x = x * self.embedding_scale
         for mine, cached in zip(self.layers, layers, strict=True):
-            x = mine(x, step, cached, rotations)
-        if logits == "none":
+            # The last layer's results are needed only where logits are.
+            queries = logits if mine is self.layers[-1] else "all"
+            x = mine(x, step, cached, rotations, queries)
+        if x is None:
             return None
-        counts = torch.tensor(step.counts, device=x.device)
-        if logits == "last":
-            x = x[torch.arange(x.shape[0], device=x.device), (counts - 1).clamp(min=0)]
-            valid = counts > 0
-        else:
-            valid = torch.arange(x.shape[1], device=x.device) < counts[:, None]
         out = self.ops.linear(self.final_norm(x), self.head)
-        if min(step.counts, default=0) < step.width:
+        if min(step.counts) < step.width:
+            counts = torch.tensor(step.counts, device=out.device)
+            valid = counts[:, None] > torch.arange(out.shape[1], device=out.device)
             out.masked_fill_(~valid.unsqueeze(-1), torch.nan)
-        return out
+        return out[:, 0] if logits == "last" else out
 
 
 def check_logits(logits: str) -> None:

@@ -18,5 +18,6 @@ class GatedMLP:
         self.down, self.down_bias = weights["down.weight"], weights.get("down.bias")
 
     def __call__(self, x: Tensor) -> Tensor:
+        """``x`` [B, T, hidden] or [N, hidden] -> the same shape."""
         hidden = self.ops.gated(self.ops.linear(x, self.gate_up, self.gate_up_bias), self.activation)
         return self.ops.linear(hidden, self.down, self.down_bias)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,28 +44,30 @@ def _llama3(base: Tensor, s: Llama3Scaling) -> Tensor:
     return scaled
 
 
-class Rotation:
+class Rotation(NamedTuple):
     """The rotations of one variant at the positions of one call: made once, used by every layer.
 
-    ``positions`` [B, T]. ``cos`` and ``sin`` are [B, T, 1, dim], the sine signed so that a pair (a, b) becomes
+    ``cos`` and ``sin`` are [B, T, 1, dim], the sine signed so that a pair (a, b) becomes
     (a·cos - b·sin, b·cos + a·sin).
     """
 
-    def __init__(self, spec: RopeSpec, freqs: Tensor, positions: Tensor):
-        angles = positions[:, :, None, None].to(freqs.dtype) * freqs
-        cos, sin = torch.cos(angles), torch.sin(angles)
-        self.interleaved, self.half = spec.interleaved, spec.dim // 2
-        if spec.interleaved:
-            self.cos = cos.repeat_interleave(2, -1)
-            self.sin = torch.stack((-sin, sin), -1).flatten(-2)
-        else:
-            self.cos, self.sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    cos: Tensor
+    sin: Tensor
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Rotate ``x`` [B, T, H, dim]; same shape and dtype."""
-        y = x.to(self.cos.dtype)
-        if self.interleaved:
-            swapped = y.unflatten(-1, (self.half, 2)).flip(-1).flatten(-2)
-        else:
-            swapped = y.roll(self.half, -1)
-        return torch.addcmul(y * self.cos, swapped, self.sin).to(x.dtype)
+
+def rotation(spec: RopeSpec, freqs: Tensor, positions: Tensor) -> Rotation:
+    """The rotations at ``positions`` [B, T], for ``freqs`` [dim / 2]."""
+    angles = positions[:, :, None, None].to(freqs.dtype) * freqs
+    cos, sin = torch.cos(angles), torch.sin(angles)
+    if spec.interleaved:
+        return Rotation(cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2))
+    return Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotate ``x`` [B, T, H, dim]; same shape and dtype."""
+    y = x.to(cos.dtype)
+    half = x.shape[-1] // 2
+    swapped = y.unflatten(-1, (half, 2)).flip(-1).flatten(-2) if interleaved else y.roll(half, -1)
+    rotated = y * cos if y is x else y.mul_(cos)
+    return rotated.addcmul_(swapped, sin).to(x.dtype)

@@ -113,7 +113,7 @@ def experts(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, activation
 def gated(gate_up: Tensor, activation: str) -> Tensor:
     """See reference.gated."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
 
 
 top_experts = reference.top_experts
