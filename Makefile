@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all lint format types bench clean
+.PHONY: help venv demo test test-all test-gpu lint format types bench clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,6 +44,10 @@ test: $(VENV)/.installed-dev ## the tests but the slow ones
 
 test-all: $(VENV)/.installed-dev ## all tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m ""
+
+# Uses the machine's own python, whose torch must have CUDA; it needs pytest and hypothesis beside it.
+test-gpu: ## the tests that need CUDA, from the source tree: make test-gpu PYTHON=python3
+	@PYTHONPATH=src "$(PYTHON)" -m pytest -q -m gpu tests
 
 lint: $(VENV)/.installed-dev ## ruff: rules and formatting
 	@$(BIN)/ruff check .

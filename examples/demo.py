@@ -74,9 +74,7 @@ def compare(model: exactkv.Model, tokens: Sequence[int]) -> int:
     found = decode_against_forward(model, tokens)
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("tokens, logits compared", f"{len(tokens)}, {len(tokens) * model.spec.vocab_size:,}")
-    table.add_row(
-        "largest difference of two logits", f"{found.difference:.2e} (at position {found.position})"
-    )
+    table.add_row("largest difference of two logits", f"{found.difference:.2e} (at position {found.position})")
     table.add_row("largest logit", f"{found.largest:.2f}")
     table.add_row("ratio", f"[bold]{found.ratio:.1e}[/] (bound {BOUND:.0e})")
     console.print(table)

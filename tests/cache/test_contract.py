@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import exactkv.cache
-from exactkv.cache import ChunkedAttention, join
+from exactkv.cache import join
 from exactkv.errors import ExactKVError, InputError, IntegrityError
 from tests.tiny import FULL, chunk, random_tokens, tiny_llama4, tiny_model, window
 
@@ -22,7 +23,10 @@ def feed(model, cache, *rows, lengths=None):
     return model([r + [0] * (width - len(r)) for r in rows], cache=cache, lengths=counts)
 
 
-def assert_exact(model, cache, more=random_tokens(5, seed=9)):
+MORE = random_tokens(5, seed=9)
+
+
+def assert_exact(model, cache, more=MORE):
     """Whatever is fed next gives what one forward pass over the row's tokens gives."""
     lengths, tokens = cache.lengths, [cache.tokens(r) for r in range(cache.batch_size)]
     logits = feed(model, cache, *([more] * cache.batch_size))
@@ -50,7 +54,9 @@ def test_allocation_steps_give_the_same_results_and_the_same_standing(pieces):
 
 
 @pytest.mark.parametrize("slack", [0, 1, 5])
-@pytest.mark.parametrize("pattern", [window(1), window(4), window(9), chunk(1), chunk(4), chunk(9), window(4, 3), chunk(5, 2)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "pattern", [window(1), window(4), window(9), chunk(1), chunk(4), chunk(9), window(4, 3), chunk(5, 2)], ids=str
+)  # fmt: skip
 def test_slack_guarantees_rewinds_of_slack_plus_one(pattern, slack):
     model = tiny_model([FULL, pattern])
     for length in range(slack + 1, 30):
@@ -71,7 +77,7 @@ def test_slack_raised_later_holds_from_then_on():
     assert cache.standing(17) == [0]
     feed(model, cache, random_tokens(4))
     assert cache.standing(19) == [19]
-    with pytest.raises(InputError, match="only be raised"):
+    with pytest.raises(InputError, match="only raised"):
         cache.slack = 3
 
 
@@ -177,7 +183,7 @@ def test_full_runs_grow_by_a_step_or_an_eighth():
         capacities.append(rows_allocated(cache, 0))
     steps = sorted(set(capacities))
     assert steps[:3] == [8, 16, 24]
-    assert all(b - a == max(8, a // 8) for a, b in zip(steps, steps[1:], strict=False))
+    assert all(b - a == max(8, a // 8) for a, b in itertools.pairwise(steps))
 
 
 def test_max_length_reserves_exactly_and_is_a_limit():
@@ -249,7 +255,7 @@ def test_interrupted_at_any_line_of_the_cache(operation, stride):
         other = cache.fork(1) if operation == "fork and feed" else None
         seen = 0
 
-        def trace(frame, event, _):
+        def trace(frame, event, _, lines=lines):
             nonlocal seen
             if not frame.f_code.co_filename.startswith(home):
                 return None

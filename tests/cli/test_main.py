@@ -33,9 +33,7 @@ def test_help_imports_nothing_heavy() -> None:
     heavy = {"torch", "rich", "numpy", "tokenizers", "jinja2", "huggingface_hub", "transformers"}
     code = f"import sys, exactkv.cli.main; print(sorted({heavy} & sys.modules.keys()))"
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    out = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
+    out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 
 
@@ -64,16 +62,12 @@ def test_models_in_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_models_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "_package_directory", lambda model: None)
-    monkeypatch.setattr(
-        embedded, "hub_models", lambda: [embedded.HubModel("org/model", "XForCausalLM", 7, False)]
-    )
+    monkeypatch.setattr(embedded, "hub_models", lambda: [embedded.HubModel("org/model", "XForCausalLM", 7, False)])
     found = json.loads(CliRunner().invoke(app, ["models", "--json"]).stdout)
     assert [m["name"] for m in found["embedded"]] == list(embedded.MODELS)
     assert not any(m["installed"] for m in found["embedded"])
     assert all(m["install"].startswith("pip install") for m in found["embedded"])
-    assert found["hub"] == [
-        {"repo": "org/model", "architecture": "XForCausalLM", "bytes": 7, "supported": False}
-    ]
+    assert found["hub"] == [{"repo": "org/model", "architecture": "XForCausalLM", "bytes": 7, "supported": False}]
     families = {f["family"]: f for f in found["supported"]}
     assert families["llama"]["gguf"] == ["llama"] and families["llama4"]["gguf"] == []
     assert "Gemma3ForCausalLM" in families["gemma3"]["architectures"]

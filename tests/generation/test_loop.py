@@ -109,9 +109,7 @@ def test_a_conversation_goes_on_in_its_cache() -> None:
         cache = generation.cache
         assert cache.tokens(0) == [*said, *turn, *generation.tokens[:-1]]
         said = cache.tokens(0)
-        fresh = stream(
-            model, said[: -len(generation.tokens) + 1], max_tokens=9, sampling=SAMPLED, stop_token_ids=()
-        )
+        fresh = stream(model, said[: -len(generation.tokens) + 1], max_tokens=9, sampling=SAMPLED, stop_token_ids=())
         list(fresh)
         assert fresh.tokens == generation.tokens
 

@@ -75,9 +75,7 @@ def test_dequantization_equals_the_gguf_package_bit_for_bit(type: QuantType, row
 
 def test_q8_k_is_scale_times_integer() -> None:
     integers = torch.arange(-128, 128, dtype=torch.int8)
-    raw = torch.cat(
-        [torch.tensor([0.37]).view(torch.uint8), integers.view(torch.uint8), torch.ones(32).byte()]
-    )
+    raw = torch.cat([torch.tensor([0.37]).view(torch.uint8), integers.view(torch.uint8), torch.ones(32).byte()])
     out = torch.empty(1, 256)
     dequantize_into(raw.unsqueeze(0), QuantType.Q8_K, out)
     assert torch.equal(out[0], integers.float() * 0.37)
@@ -197,9 +195,7 @@ def test_smollm_tensors(smollm_path: Path) -> None:
         assert torch.equal(read(source, ours + ".weight"), stored(smollm_path, theirs + ".weight"))
     for letter, heads in (("q", 9), ("k", 3)):
         rows = stored(smollm_path, f"blk.7.attn_{letter}.weight").view(heads, 64, 576)
-        expected = torch.cat([rows[:, 0::2], rows[:, 1::2]], dim=1).reshape(
-            -1, 576
-        )  # even rows, then odd ones
+        expected = torch.cat([rows[:, 0::2], rows[:, 1::2]], dim=1).reshape(-1, 576)  # even rows, then odd ones
         name = f"model.layers.7.self_attn.{letter}_proj.weight"
         assert torch.equal(read(source, name), expected)
         assert torch.equal(read(source, name, torch.bfloat16), expected.bfloat16())
@@ -388,9 +384,7 @@ def test_rope_scaling_and_gemma_extras(tmp_path: Path) -> None:
     largest = {"block_count": 62, "attention.key_length": 16, "attention.sliding_window_pattern": 6}
     config = GGUFSource(write_model(tmp_path / "l", "gemma3", largest)).config
     assert config["query_pre_attn_scalar"] == 32 // 4
-    assert [i for i, kind in enumerate(config["layer_types"]) if kind == "full_attention"] == list(
-        range(5, 62, 6)
-    )
+    assert [i for i, kind in enumerate(config["layer_types"]) if kind == "full_attention"] == list(range(5, 62, 6))
 
 
 @pytest.mark.parametrize(

@@ -228,9 +228,7 @@ def test_buffers_of_old_files_are_left_aside(model_dir: Path) -> None:
 
 def test_unsupported_architecture_names_the_supported(model_dir: Path) -> None:
     message = refusal(change_config(model_dir, architectures=["MambaForCausalLM"], model_type="mamba"))
-    assert (
-        "'MambaForCausalLM'" in message and "Llama4ForCausalLM" in message and "Gemma3ForCausalLM" in message
-    )
+    assert "'MambaForCausalLM'" in message and "Llama4ForCausalLM" in message and "Gemma3ForCausalLM" in message
 
 
 def test_unknown_fields_are_refused_or_accepted_by_name(model_dir: Path) -> None:
@@ -343,10 +341,7 @@ def test_configs_as_the_hub_has_them() -> None:
         )
     )  # fmt: skip
     assert scout.layers[0].attention.pattern == ChunkedAttention(chunk_size=8192)
-    assert (
-        scout.layers[3].attention.pattern == FullAttention()
-        and scout.layers[3].attention.temperature is not None
-    )
+    assert scout.layers[3].attention.pattern == FullAttention() and scout.layers[3].attention.temperature is not None
 
 
 # files
@@ -655,15 +650,11 @@ def test_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 # cost
 
 
-@pytest.mark.skipif(
-    not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak of memory can't be reset"
-)
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak of memory can't be reset")
 @pytest.mark.parametrize("stored", ["bfloat16", "float32"])
 def test_memory_while_loading(tmp_path: Path, saved: Path, stored: str) -> None:
     """The peak of resident memory, above what was resident before, is less than 1.3 times the weights."""
-    save(
-        tmp_path, getattr(torch, stored), vocab_size=40_000, hidden_size=512, num_hidden_layers=1, head_dim=64
-    )
+    save(tmp_path, getattr(torch, stored), vocab_size=40_000, hidden_size=512, num_hidden_layers=1, head_dim=64)
     done = run(
         """
         import exactkv

@@ -138,9 +138,7 @@ def build(case: Case, seed: int = 0) -> Any:
                 image_size=28, patch_size=14, vision_output_dim=16,
                 projector_input_dim=16, projector_output_dim=16,
             )  # fmt: skip
-            config = transformers.Llama4Config(
-                text_config=text, vision_config=vision, attn_implementation="eager"
-            )
+            config = transformers.Llama4Config(text_config=text, vision_config=vision, attn_implementation="eager")
             model = transformers.Llama4ForConditionalGeneration(config)
     return draw(model.eval(), seed)
 
@@ -242,9 +240,7 @@ def test_temperature_with_left_padding(tmp_path: Path) -> None:
     """transformers is wrong here: for Llama 4's temperature it counts a query's position from the left edge
     of the batch, padding included, so that a row of a batch differs from the row alone. Our rows are
     ragged, not left-padded, and equal the row alone, computed by the reference and by transformers."""
-    case = Case(
-        "llama4-temperature", "Llama4", {"floor_scale": 3, "attn_scale": 0.7, "no_rope_layers": [0, 0, 0, 1]}
-    )
+    case = Case("llama4-temperature", "Llama4", {"floor_scale": 3, "attn_scale": 0.7, "no_rope_layers": [0, 0, 0, 1]})
     oracle = build(case)
     oracle.save_pretrained(tmp_path)
     model = exactkv.load(tmp_path, dtype="float32", device="cpu")
@@ -290,9 +286,7 @@ def test_saved_configs_are_read_in_their_older_form(tmp_path: Path) -> None:
         rope = config.pop("rope_parameters")
         full = rope.get("full_attention", rope)
         config["rope_theta"] = full.pop("rope_theta")
-        config["rope_scaling"] = {
-            "type" if k == "rope_type" and kind == "Gemma3" else k: v for k, v in full.items()
-        }
+        config["rope_scaling"] = {"type" if k == "rope_type" and kind == "Gemma3" else k: v for k, v in full.items()}
         if kind == "Gemma3":
             config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         (old / "config.json").write_text(json.dumps(config))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,7 +30,7 @@ def make_view(pattern, rows, generator, cuts, dtype=torch.float64):
         segments = []
         for low, high in spans:
             edges = sorted({low, high, *(c for c in cuts if low < c < high)})
-            for a, b in zip(edges, edges[1:], strict=False):
+            for a, b in itertools.pairwise(edges):
                 segments.append(KVSegment(a, {p: inside_nan(b - a, generator, dtype) for p in ("k", "v")}))
         views.append(RowView(start, count, tuple(segments) if count else ()))
     return KVView(pattern, tuple(views))
@@ -62,7 +64,9 @@ def test_equals_the_reference(pattern, rows, cuts, seed):
 
 @pytest.mark.parametrize("dtype,bound", [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
 @pytest.mark.parametrize("rows", [[(700, 1)], [(0, 600)], [(300, 300)], [(700, 1), (3, 1), (0, 0)]])
-@pytest.mark.parametrize("pattern", [FullAttention(), SlidingWindow(window=100), ChunkedAttention(chunk_size=128)], ids=str)
+@pytest.mark.parametrize(
+    "pattern", [FullAttention(), SlidingWindow(window=100), ChunkedAttention(chunk_size=128)], ids=str
+)
 def test_lower_precision_is_close_to_the_exact_result(pattern, rows, dtype, bound):
     generator = torch.Generator().manual_seed(1)
     view = make_view(pattern, rows, generator, cuts={250, 680}, dtype=dtype)
@@ -76,7 +80,9 @@ def test_lower_precision_is_close_to_the_exact_result(pattern, rows, dtype, boun
 
 def as_double(view):
     rows = tuple(
-        row._replace(segments=tuple(KVSegment(s.position, {n: t.double() for n, t in s.parts.items()}) for s in row.segments))
+        row._replace(
+            segments=tuple(KVSegment(s.position, {n: t.double() for n, t in s.parts.items()}) for s in row.segments)
+        )
         for row in view.rows
     )
     return view._replace(rows=rows)
@@ -97,7 +103,12 @@ def test_softcap_and_sinks_are_their_formulas():
 
 
 @settings(max_examples=40, deadline=None)
-@given(tokens=st.integers(0, 9), k=st.integers(1, 3), seed=st.integers(0, 99), activation=st.sampled_from(["silu", "gelu_tanh"]))
+@given(
+    tokens=st.integers(0, 9),
+    k=st.integers(1, 3),
+    seed=st.integers(0, 99),
+    activation=st.sampled_from(["silu", "gelu_tanh"]),
+)
 def test_experts_equal_the_reference(tokens, k, seed, activation):
     generator = torch.Generator().manual_seed(seed)
 
@@ -117,5 +128,22 @@ def test_ties_of_a_router_go_to_the_lowest_index():
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gated_equals_the_reference(activation):
-    x = torch.linspace(-6, 6, 40, dtype=torch.float64).reshape(2, 20)
-    assert torch.allclose(TORCH.gated(x, activation), REFERENCE.gated(x, activation), rtol=0, atol=1e-14)
+    gate, up = torch.linspace(-6, 6, 40, dtype=torch.float64).reshape(2, 20)
+    expected = REFERENCE.gated(gate, up, activation)
+    assert torch.allclose(TORCH.gated(gate, up, activation), expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype,bound", [(torch.float32, 1e-6), (torch.float64, 1e-14), (torch.bfloat16, 4e-3)])
+@pytest.mark.parametrize("rows", [(1,), (1, 1), (2, 1), (5,), (16,), (17,), (3, 40)])
+@pytest.mark.parametrize("size", [(6, 4), (7, 32), (48, 33), (96, 576)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_linear_equals_the_reference(dtype, bound, rows, size, with_bias):
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(size, generator=generator).to(dtype)
+    bias = torch.randn(size[0], generator=generator).to(dtype) if with_bias else None
+    x = torch.randn((*rows, size[1]), generator=generator).to(dtype)
+    exact = REFERENCE.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    found = TORCH.linear(x, weight, bias)
+    assert found.shape == (*rows, size[0]) and found.dtype == dtype
+    assert (found.double() - exact).abs().max() <= bound * exact.abs().max()
+    assert torch.backends.mkldnn.enabled

@@ -122,7 +122,7 @@ class Cache:
     @slack.setter
     def slack(self, value: int) -> None:
         _require(
-            isinstance(value, int) and value >= self.slack, "slack", value, f"{self.slack} or more: it can only be raised"
+            isinstance(value, int) and value >= self.slack, "slack", value, f"{self.slack} or more: it is only raised"
         )  # fmt: skip
         self._policy = replace(self._policy, slack=value)
 
@@ -208,9 +208,7 @@ class Cache:
         rows = []
         for row, position in zip(self._rows, reached, strict=True):
             if position < row.length:
-                runs = tuple(
-                    zone.rewound(run, position) for zone, run in zip(self.spec.zones, row.runs, strict=True)
-                )
+                runs = tuple(zone.rewound(run, position) for zone, run in zip(self.spec.zones, row.runs, strict=True))
                 row = Row(row.owner, position, runs)
             rows.append(row)
         self._void_step()
@@ -295,10 +293,14 @@ class Cache:
     def _targets(self, to: int | Sequence[int]) -> list[int]:
         targets = list(to) if isinstance(to, Sequence) else [to] * self.batch_size
         if len(targets) != self.batch_size:
-            raise InputError(f"to names {len(targets)} positions; expected one, or one for each of {self.batch_size} rows")
+            raise InputError(
+                f"to names {len(targets)} positions; expected one, or one for each of {self.batch_size} rows"
+            )
         for r, (target, row) in enumerate(zip(targets, self._rows, strict=True)):
             if not isinstance(target, int) or isinstance(target, bool) or not 0 <= target <= row.length:
-                raise InputError(f"cannot rewind row {r} to {target!r}; expected an integer from 0 to its length {row.length}")
+                raise InputError(
+                    f"cannot rewind row {r} to {target!r}; expected an integer from 0 to its length {row.length}"
+                )
         return targets
 
     def _check_rows(self, rows: Sequence[Any]) -> None:

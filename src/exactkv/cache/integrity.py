@@ -37,9 +37,9 @@ def _check_run(cache: Cache, zone: Zone, run: Run, length: int, where: str) -> N
     position = run.start
     for piece in held:
         _require(piece.position == position, where, f"rows at {piece.position}, expected {position}")
-        inside = 0 <= piece.index and piece.index + piece.count <= piece.memory.capacity
-        _require(inside, where, f"{piece.count} rows at index {piece.index} of {piece.memory.capacity}")
-        position += piece.count
+        inside = piece.at >= 0 and piece.at + piece.rows <= piece.memory.capacity
+        _require(inside, where, f"{piece.rows} rows at index {piece.at} of {piece.memory.capacity}")
+        position += piece.rows
     _require(position == end, where, f"rows end at {position}, expected {end}")
     for segment in run.segments:
         _require(segment.memory.shared, where, "a segment's memory is not marked as shared")

@@ -152,7 +152,5 @@ def arrange(
             for slot, i in enumerate(indices):
                 places[i].append((len(zones), slot))
             zones.append(Zone(pattern, low, high, tuple(layers[i][1] for i in indices)))
-    made = tuple(
-        AttentionLayer(i, pattern, parts, tuple(places[i])) for i, (pattern, parts) in enumerate(layers)
-    )
+    made = tuple(AttentionLayer(i, pattern, parts, tuple(places[i])) for i, (pattern, parts) in enumerate(layers))
     return made, tuple(zones)

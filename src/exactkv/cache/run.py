@@ -34,9 +34,7 @@ class Memory:
         """Bytes allocated."""
         return sum(t.untyped_storage().nbytes() for layer in self.buffers for t in layer.values())
 
-    def grow(
-        self, storage: DenseStorage, layers: Sequence[PartShapes], capacity: int, live: tuple[int, int]
-    ) -> None:
+    def grow(self, storage: DenseStorage, layers: Sequence[PartShapes], capacity: int, live: tuple[int, int]) -> None:
         """Make room for ``capacity`` rows, keeping the indices ``live`` where they are. Layer by layer, so
         that the peak is one layer's; interrupted between two layers it has changed nothing that is read."""
         low, high = live
@@ -49,12 +47,12 @@ class Memory:
 
 
 class Piece(NamedTuple):
-    """``count`` rows from ``position`` on, at ``index`` of ``memory``."""
+    """``rows`` rows from ``position`` on, at the index ``at`` of ``memory``."""
 
     memory: Memory
-    index: int
+    at: int
     position: int
-    count: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +106,7 @@ class Run:
         """The same with every row from ``end`` on given up; ``end`` >= start."""
         if end >= self.first:
             return self
-        segments = tuple(
-            s if s.end <= end else replace(s, end=end) for s in self.segments if s.start < end
-        )
+        segments = tuple(s if s.end <= end else replace(s, end=end) for s in self.segments if s.start < end)
         return Run(self.start, end, self.memory, segments)
 
     def restarted(self, position: int) -> Run:
@@ -120,11 +116,11 @@ class Run:
 
 def copy_rows(run: Run, low: int, high: int, target: Memory, origin: int) -> None:
     """Copy the held positions [low, high) of ``run`` into ``target``, whose index 0 is ``origin``."""
-    for memory, index, position, count in run.pieces(low, high):
+    for memory, index, position, rows in run.pieces(low, high):
         at = position - origin
         for source, destination in zip(memory.buffers, target.buffers, strict=True):
             for name, buffer in source.items():
-                destination[name][:, at : at + count] = buffer[:, index : index + count]
+                destination[name][:, at : at + rows] = buffer[:, index : index + rows]
 
 
 def tensors(memory: Memory) -> Iterator[Tensor]:

@@ -21,18 +21,18 @@ class KVSegment(NamedTuple):
 
 
 class RowView(NamedTuple):
-    """One row of the batch: its queries stand at ``start`` ... ``start + count - 1``; the keys that any of
+    """One row of the batch: its queries stand at ``start`` ... ``start + queries - 1``; the keys that any of
     them sees lie in ``segments``, in position order, gaps only where nothing is visible."""
 
     start: int
-    count: int
+    queries: int
     segments: tuple[KVSegment, ...]
 
 
 def _last(row: RowView, pattern: AttentionPattern) -> RowView:
-    if row.count <= 1:
+    if row.queries <= 1:
         return row
-    position = row.start + row.count - 1
+    position = row.start + row.queries - 1
     first = pattern.first_visible(position)
     segments = []
     for at, parts in row.segments:
@@ -56,20 +56,20 @@ class KVView(NamedTuple):
 
 
 class Write(NamedTuple):
-    """Put the call's rows [offset, offset + count) of a row at ``index`` of ``memory``."""
+    """Put the call's rows [offset, offset + rows) of a row at the index ``at`` of ``memory``."""
 
     memory: Memory
-    index: int
+    at: int
     offset: int
-    count: int
+    rows: int
 
 
 class Fresh(NamedTuple):
-    """Read the call's rows [offset, offset + count), which begin at ``position``, from the call itself."""
+    """Read the call's rows [offset, offset + rows), which begin at ``position``, from the call itself."""
 
     position: int
     offset: int
-    count: int
+    rows: int
 
 
 class Placement(NamedTuple):

@@ -40,17 +40,11 @@ def generate(
     ] = None,
     prompt: Annotated[
         str | None,
-        typer.Argument(
-            metavar="PROMPT", show_default=False, help="The text to start from; '-' reads standard input."
-        ),
+        typer.Argument(metavar="PROMPT", show_default=False, help="The text to start from; '-' reads standard input."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Generate at most this many tokens.")] = 256,
-    temp: Annotated[
-        float, typer.Option(min=0, help="Sampling temperature; 0 takes the most probable token.")
-    ] = 0.0,
-    top_p: Annotated[
-        float, typer.Option(help="Choose among the most probable tokens that reach this.")
-    ] = 1.0,
+    temp: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 takes the most probable token.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Choose among the most probable tokens that reach this.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Another seed, another sample.")] = 0,
     chat: Annotated[
         bool | None,
@@ -65,15 +59,9 @@ def generate(
         str | None,
         typer.Option(metavar="TEXT", show_default=False, help="System message, for chat."),
     ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16, float16, float64, or auto: the model's own.")
-    ] = "auto",
-    device: Annotated[
-        str, typer.Option(help="cpu, cuda, cuda:1, ..., or auto: cuda where there is one.")
-    ] = "auto",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object at the end instead.")
-    ] = False,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64, or auto: the model's own.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ..., or auto: cuda where there is one.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead.")] = False,
 ) -> None:
     """Generate text from a prompt.
 
@@ -148,15 +136,11 @@ def stats_line(stats: Stats) -> str:
 def _model_and_prompt(first: str | None, second: str | None) -> tuple[str | None, str]:
     """The model, None for the embedded default, and the prompt."""
     if first is None:
-        raise typer.BadParameter(
-            "there is no prompt; expected [MODEL] PROMPT, such as: exactkv generate 'Hello'"
-        )
+        raise typer.BadParameter("there is no prompt; expected [MODEL] PROMPT, such as: exactkv generate 'Hello'")
     if second is not None:
         return first, second
     if first.endswith(".gguf") or _holds_config(Path(first)):
-        raise typer.BadParameter(
-            f"{first} is a model, and there is no prompt: exactkv generate {first} 'Hello'"
-        )
+        raise typer.BadParameter(f"{first} is a model, and there is no prompt: exactkv generate {first} 'Hello'")
     return None, first
 
 
@@ -187,9 +171,7 @@ def _as_prompt(model: Model, prompt: str, chat: bool | None, system: str | None)
     if chat is None:
         chat = model.tokenizer is not None and model.tokenizer.chat_template is not None
         if not chat and system is not None:
-            raise InputError(
-                "--system was given, but this model has no chat template; put it in the prompt instead"
-            )
+            raise InputError("--system was given, but this model has no chat template; put it in the prompt instead")
     if not chat:
         return prompt
     messages = [{"role": "user", "content": prompt}]

@@ -91,9 +91,7 @@ def _embedded(models: list[dict[str, Any]]) -> Table:
 def _hub(models: list[dict[str, Any]]) -> Table:
     from exactkv.cache.report import human_bytes
 
-    table = _table(
-        "Hugging Face cache (exactkv generate REPO ...)", "repo", "architecture", "size", "supported"
-    )
+    table = _table("Hugging Face cache (exactkv generate REPO ...)", "repo", "architecture", "size", "supported")
     for m in models:
         supported = "yes" if m["supported"] else "no"
         table.add_row(m["repo"], m["architecture"], human_bytes(m["bytes"]), supported)

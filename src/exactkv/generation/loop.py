@@ -173,9 +173,7 @@ def stream(
     if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
         raise InputError(f"max_tokens is {max_tokens!r}; expected an integer >= 1")
     if not isinstance(sampling, Sampling):
-        raise InputError(
-            f"sampling is {sampling!r}; expected exactkv.Sampling(temperature=..., top_p=..., seed=...)"
-        )
+        raise InputError(f"sampling is {sampling!r}; expected exactkv.Sampling(temperature=..., top_p=..., seed=...)")
     ids = prompt_ids(model, prompt)
     if cache is None:
         cache = model.new_cache()

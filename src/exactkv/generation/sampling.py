@@ -61,9 +61,7 @@ def sample(logits: Tensor, sampling: Sampling, position: int | Sequence[int]) ->
         raise InputError(
             f"{positions.numel()} positions were given for {rows.shape[0]} rows; expected one, or one a row"
         )
-    scaled = (
-        rows.double() - peaks[:, None].double()
-    ) / sampling.temperature  # at most 0, so it never overflows
+    scaled = (rows.double() - peaks[:, None].double()) / sampling.temperature  # at most 0, so it never overflows
     return _draw(scaled, sampling, positions.expand(rows.shape[0])).reshape(ids.shape)
 
 

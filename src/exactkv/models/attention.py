@@ -56,10 +56,7 @@ class Attention:
         attended = self.ops.attend(q.transpose(1, 2), view, s.scale)  # [B, Hq, T or 1, D]
         return self.ops.linear(attended.transpose(1, 2).flatten(2), self.out, self.out_bias)
 
-
-    def _project(
-        self, x: Tensor, cos: Tensor | None = None, sin: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def _project(self, x: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """``x`` [B, T, hidden] -> queries and keys side by side, [B, T, Hq + H, D], and values [B, T, H, D]."""
         s = self.spec
         heads = s.num_heads + s.num_kv_heads

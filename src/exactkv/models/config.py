@@ -19,11 +19,11 @@ HARMLESS = frozenset(
     is_llama_config keys_to_ignore_at_inference label2id length_penalty max_length min_length model_type name_or_path
     no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states
     output_router_logits output_scores pad_token_id prefix problem_type pruned_heads remove_invalid_values
-    repetition_penalty resid_pdrop return_dict return_dict_in_generate rope_interleaved router_aux_loss_coef
+    repetition_penalty resid_pdrop return_dict return_dict_in_generate router_aux_loss_coef
     router_jitter_noise sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
     tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers_version
     transformers.js_config typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache
-    """.split()
+    """.split()  # noqa: SIM905 (a list would be a page long)
 )
 
 

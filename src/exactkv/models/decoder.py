@@ -46,11 +46,12 @@ class Layer:
         layer: AttentionLayer,
         rotations: Mapping[RopeSpec, Rotation],
         queries: str = "all",
-    ) -> Tensor | None:
-        """``x`` [B, T, hidden] -> the same, or what ``queries`` asks for (see Attention)."""
+    ) -> Tensor:
+        """``x`` [B, T, hidden] -> the same; for ``queries`` "last" (see Attention) [B, 1, hidden]; for "none" it
+        is left as it was."""
         added = self.attention(x, step, layer, rotations, queries)
         if added is None:
-            return None
+            return x
         if queries == "last":
             x = last_of_rows(x, step)
         x = x + (self.attention_post_norm(added) if self.attention_post_norm else added)
@@ -72,9 +73,7 @@ class Decoder:
         self.head = self.embedding if spec.tied_head else weights["head.weight"]
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
         self.final_norm = RMSNorm(weights["final_norm.weight"], spec.norm_eps, spec.norm_offset)
-        self.layers = [
-            Layer(layer, spec, within(weights, f"layers.{i}"), ops) for i, layer in enumerate(spec.layers)
-        ]
+        self.layers = [Layer(layer, spec, within(weights, f"layers.{i}"), ops) for i, layer in enumerate(spec.layers)]
         self.frequencies = {rope: frequencies(rope, self.dtype, self.device) for rope in spec.ropes}
         self.embedding_scale = (
             None if spec.embedding_scale is None else torch.tensor(spec.embedding_scale, dtype=self.dtype).item()
@@ -84,9 +83,7 @@ class Decoder:
         """Walk one call. ``tokens`` [B, T] int64 on the decoder's device, as wide as the step; ``layers`` the
         cache's. ``logits``: "all" -> [B, T, V], "last" -> [B, V], each row's last valid position, "none" -> None.
         What stands at padded positions is NaN."""
-        rotations = {
-            rope: rotation(rope, freqs, step.positions) for rope, freqs in self.frequencies.items()
-        }
+        rotations = {rope: rotation(rope, freqs, step.positions) for rope, freqs in self.frequencies.items()}
         x = F.embedding(tokens, self.embedding)  # [B, T, hidden]
         if self.embedding_scale is not None:
             x = x * self.embedding_scale
@@ -94,7 +91,7 @@ class Decoder:
             # The last layer's results are needed only where logits are.
             queries = logits if mine is self.layers[-1] else "all"
             x = mine(x, step, cached, rotations, queries)
-        if x is None:
+        if logits == "none":
             return None
         out = self.ops.linear(self.final_norm(x), self.head)
         if min(step.counts) < step.width:

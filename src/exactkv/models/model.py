@@ -130,7 +130,9 @@ class Model:
 
     def _no_logits(self, batch: int, width: int, logits: str) -> Tensor | None:
         """What a call without valid tokens returns."""
-        shape = {"all": (batch, width, self.spec.vocab_size), "last": (batch, self.spec.vocab_size), "none": None}[logits]
+        shape = {"all": (batch, width, self.spec.vocab_size), "last": (batch, self.spec.vocab_size), "none": None}[
+            logits
+        ]
         return None if shape is None else torch.full(shape, torch.nan, dtype=self.dtype, device=self.device)
 
     def _check_cache(self, cache: Cache, batch: int) -> None:

@@ -89,10 +89,7 @@ class DirectorySource:
         (file, a), (other_file, b) = self._tensors[first], self._tensors[second]
         if (a.dtype, a.shape) != (b.dtype, b.shape):
             return False
-        return all(
-            torch.equal(x, y)
-            for (_, _, x), (_, _, y) in zip(file.pieces(a), other_file.pieces(b), strict=True)
-        )
+        return all(torch.equal(x, y) for (_, _, x), (_, _, y) in zip(file.pieces(a), other_file.pieces(b), strict=True))
 
     def tokenizer(self) -> Tokenizer | None:
         from exactkv.models.tokenizer import Tokenizer
@@ -188,9 +185,7 @@ def shown(names: Sequence[str], limit: int = 10) -> str:
 def _read_config(path: Path) -> dict[str, Any]:
     if not (path / "config.json").is_file():
         others = sorted(file.name for file in path.glob("*.gguf"))
-        hint = (
-            "A model directory holds config.json, safetensors files and tokenizer.json; GGUF files work too."
-        )
+        hint = "A model directory holds config.json, safetensors files and tokenizer.json; GGUF files work too."
         if others:
             hint = f"It holds GGUF files; give one of them: {shown(others)}."
         raise LoadError(f"{path} has no config.json. {hint}")

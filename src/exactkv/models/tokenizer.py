@@ -97,9 +97,7 @@ class Tokenizer:
         Raises InputError if `text` is no string of valid Unicode.
         """
         if not isinstance(text, str):
-            raise InputError(
-                f"encode takes a str, given {type(text).__name__}; for many texts call it once each."
-            )
+            raise InputError(f"encode takes a str, given {type(text).__name__}; for many texts call it once each.")
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -171,8 +169,7 @@ class Tokenizer:
         except Exception as error:  # templates run arbitrary expressions on what the caller gave
             roles = [message.get("role") for message in messages]
             raise InputError(
-                f"the model's chat template refused these messages (roles {roles}): "
-                f"{error or type(error).__name__}"
+                f"the model's chat template refused these messages (roles {roles}): {error or type(error).__name__}"
             ) from error
 
 
@@ -277,16 +274,10 @@ def _from_tokenizer_json(directory: Path) -> Tokenizer:
     try:
         backend = Backend.from_file(str(file))
     except Exception as error:  # tokenizers raises bare Exception
-        raise LoadError(
-            f"can't read {file}: {error}. Download it again, or update the package tokenizers."
-        ) from error
-    config = _read_json(directory / "special_tokens_map.json") | _read_json(
-        directory / "tokenizer_config.json"
-    )
+        raise LoadError(f"can't read {file}: {error}. Download it again, or update the package tokenizers.") from error
+    config = _read_json(directory / "special_tokens_map.json") | _read_json(directory / "tokenizer_config.json")
     _add_missing_tokens(backend, config)
-    special = {
-        role: text for role in config if role.endswith("_token") and (text := _token_text(config[role]))
-    }
+    special = {role: text for role in config if role.endswith("_token") and (text := _token_text(config[role]))}
     ids = {role: backend.token_to_id(text) for role, text in special.items()}
     bos, eos = ids.get("bos_token"), ids.get("eos_token")
     _set_surroundings(backend, config, bos, eos)
@@ -335,9 +326,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise LoadError(f"{file} is not valid JSON: {error}. Download it again.") from error
     if not isinstance(content, dict):
-        raise LoadError(
-            f"{file} holds a JSON {type(content).__name__}, expected an object. Download it again."
-        )
+        raise LoadError(f"{file} holds a JSON {type(content).__name__}, expected an object. Download it again.")
     return content
 
 

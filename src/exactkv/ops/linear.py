@@ -6,6 +6,8 @@ because its product is one call of one thread, in bfloat16 because oneDNN sorts 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -39,9 +41,10 @@ def _one_row(x: Tensor, weight: Tensor) -> Tensor:
 
 def _without_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """torch's own product, which reads bfloat16 weights as they lie and sums in float32."""
-    enabled = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False
+    onednn: Any = torch.backends.mkldnn
+    enabled = onednn.enabled
+    onednn.enabled = False
     try:
         return F.linear(x, weight, bias)
     finally:
-        torch.backends.mkldnn.enabled = enabled
+        onednn.enabled = enabled

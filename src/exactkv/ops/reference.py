@@ -27,23 +27,23 @@ def attend(
     rows = []
     for r, row in enumerate(view.rows):
         keys, values, key_positions = (t.to(q.device) for t in dense(row, q))
-        query_positions = torch.arange(row.start, row.start + row.count, device=q.device)
+        query_positions = torch.arange(row.start, row.start + row.queries, device=q.device)
         mask = visible(view.pattern, query_positions, key_positions)  # [count, n]
         seen = mask.any(dim=0)
         keys, values, mask = keys[:, seen].to(dtype), values[:, seen].to(dtype), mask[:, seen]
         group = q.shape[1] // max(1, keys.shape[0])
         keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
 
-        scores = scale * (q[r, :, : row.count].to(dtype) @ keys.transpose(1, 2))  # [Hq, count, n]
+        scores = scale * (q[r, :, : row.queries].to(dtype) @ keys.transpose(1, 2))  # [Hq, count, n]
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         scores = scores.masked_fill(~mask, -torch.inf)
         if sink_logits is not None:
-            sinks = sink_logits.to(dtype)[:, None, None].expand(-1, row.count, 1)
+            sinks = sink_logits.to(dtype)[:, None, None].expand(-1, row.queries, 1)
             scores = torch.cat([scores, sinks], dim=-1)
         weights = torch.softmax(scores, dim=-1)[..., : mask.shape[1]]
         out = (weights @ values).to(q.dtype)  # [Hq, count, Dv]
-        rows.append(torch.nn.functional.pad(out, (0, 0, 0, q.shape[2] - row.count)))
+        rows.append(torch.nn.functional.pad(out, (0, 0, 0, q.shape[2] - row.queries)))
     return torch.stack(rows)
 
 
@@ -80,13 +80,13 @@ def experts(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, activation
     for n in range(x.shape[0]):
         for j in range(x.shape[1]):
             e = int(chosen[n, j])
-            out[n, j] = down[e] @ gated(gate_up[e] @ x[n, j], activation)
+            gate, up = (gate_up[e] @ x[n, j]).chunk(2)
+            out[n, j] = down[e] @ gated(gate, up, activation)
     return out
 
 
-def gated(gate_up: Tensor, activation: str) -> Tensor:
-    """act(gate) · up, for ``gate_up`` [..., 2·inter]. Activations: "silu", "gelu_tanh"."""
-    gate, up = gate_up.chunk(2, dim=-1)
+def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+    """act(gate) · up, both [..., inter]. Activations: "silu", "gelu_tanh"."""
     if activation == "silu":
         return gate * torch.sigmoid(gate) * up
     inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)  # arXiv 1606.08415, section 2

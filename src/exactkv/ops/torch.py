@@ -25,20 +25,20 @@ def attend(
         return reference.attend(q, view, scale, softcap, sink_logits)
     rows = []
     for r, row in enumerate(view.rows):
-        if row.count == 0:
+        if row.queries == 0:
             out = q.new_zeros((1, *q.shape[1:3], 0))
-        elif row.count == 1:
+        elif row.queries == 1:
             out = _attend_one(q[r, :, :1], row, scale)
         else:
-            out = _attend_many(q[r : r + 1, :, : row.count], view.pattern, row, scale)
+            out = _attend_many(q[r : r + 1, :, : row.queries], view.pattern, row, scale)
         rows.append(out)
-    if len(rows) == 1 and view.rows[0].count == q.shape[2]:
+    if len(rows) == 1 and view.rows[0].queries == q.shape[2]:
         return rows[0]
     size = max(out.shape[3] for out in rows) or q.shape[3]
     padded = q.new_zeros((q.shape[0], q.shape[1], q.shape[2], size))
     for r, (row, out) in enumerate(zip(view.rows, rows, strict=True)):
-        if row.count:
-            padded[r, :, : row.count] = out[0]
+        if row.queries:
+            padded[r, :, : row.queries] = out[0]
     return padded
 
 
@@ -55,7 +55,7 @@ def _attend_one(q: Tensor, row: RowView, scale: float) -> Tensor:
     sizes = [s.shape[3] for s in scores]
     weights = torch.softmax(scale * torch.cat(scores, dim=3), dim=3).split(sizes, dim=3)
     parts_out = [w @ s.parts["v"][None].to(dtype) for w, s in zip(weights, row.segments, strict=True)]
-    return sum(parts_out[1:], parts_out[0]).to(q.dtype).reshape(1, q.shape[0], 1, -1)
+    return torch.stack(parts_out).sum(0).to(q.dtype).reshape(1, q.shape[0], 1, -1)
 
 
 def _attend_many(q: Tensor, pattern: AttentionPattern, row: RowView, scale: float) -> Tensor:
@@ -67,7 +67,7 @@ def _attend_many(q: Tensor, pattern: AttentionPattern, row: RowView, scale: floa
         keys = torch.cat([s.parts["k"] for s in row.segments], dim=1)
         values = torch.cat([s.parts["v"] for s in row.segments], dim=1)
     blocks = []
-    for start, end, causal in query_blocks(pattern, row.start, row.start + row.count):
+    for start, end, causal in query_blocks(pattern, row.start, row.start + row.queries):
         low = pattern.first_visible(start)
         k, v = (t[None, :, low - first_key : end - first_key] for t in (keys, values))
         mask = None
@@ -76,9 +76,7 @@ def _attend_many(q: Tensor, pattern: AttentionPattern, row: RowView, scale: floa
             mask = visible(pattern, queries, torch.arange(low, end, device=q.device))
         block = q[:, :, start - row.start : end - row.start]
         blocks.append(
-            F.scaled_dot_product_attention(
-                block, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True
-            )
+            F.scaled_dot_product_attention(block, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True)
         )
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
 
@@ -105,14 +103,13 @@ def experts(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, activation
     out = torch.empty_like(flat)
     for e in torch.unique(index).tolist():
         rows = torch.nonzero(index == e).squeeze(1)
-        hidden = gated(linear(flat[rows], gate_up[e]), activation)
-        out[rows] = linear(hidden, down[e])
+        gate, up = linear(flat[rows], gate_up[e]).chunk(2, dim=-1)
+        out[rows] = linear(gated(gate, up, activation), down[e])
     return out.view_as(x)
 
 
-def gated(gate_up: Tensor, activation: str) -> Tensor:
+def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """See reference.gated."""
-    gate, up = gate_up.chunk(2, dim=-1)
     return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
 
 

@@ -34,6 +34,7 @@ def spec(config: Config) -> DecoderSpec:
     window = config.take("sliding_window", 4096, nullable=True) if is_mistral else None
     bias = bool(config.take("attention_bias", False))
     config.expect("pretraining_tp", 1, default=1)
+    config.expect("rope_interleaved", False, default=False)
     layer = LayerSpec(
         attention=AttentionSpec(
             pattern=SlidingWindow(window=window) if window else FullAttention(),

@@ -51,9 +51,7 @@ def spec(config: Config) -> DecoderSpec:
     activation = config.expect("hidden_act", "silu", default="silu")
     inner = config.take("intermediate_size")
     dense = MlpSpec(config.take("intermediate_size_mlp"), activation)
-    moe = MoeSpec(
-        config.take("num_local_experts"), config.take("num_experts_per_tok", 1), inner, inner, activation
-    )
+    moe = MoeSpec(config.take("num_local_experts"), config.take("num_experts_per_tok", 1), inner, inner, activation)
     step = config.take("interleave_moe_layer_step", 1)
     mixtures = config.take("moe_layers", list(range(step - 1, count, step)))
     layers = []
@@ -87,9 +85,7 @@ def _rope_layers(config: Config, count: int) -> list[bool]:
     every = config.take("no_rope_layer_interval", 4)
     given = config.take("no_rope_layers", []) or [int((i + 1) % every != 0) for i in range(count)]
     if len(given) != count:
-        raise LoadError(
-            f"config of a llama4 model: no_rope_layers has {len(given)} entries for {count} layers"
-        )
+        raise LoadError(f"config of a llama4 model: no_rope_layers has {len(given)} entries for {count} layers")
     has_rope = [bool(x) for x in given]
     kinds = config.take("layer_types", None)
     expected = ["chunked_attention" if x else "full_attention" for x in has_rope]

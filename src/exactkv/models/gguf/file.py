@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+import sys
 import warnings
 from dataclasses import dataclass
 from math import prod
@@ -65,9 +66,7 @@ class GGUFFile:
         except struct.error:
             raise self._truncated(f"its header goes on at byte {self._position}") from None
         except UnicodeDecodeError as error:
-            raise LoadError(
-                f"{self.path}: text in the header is not UTF-8 ({error}); the file is damaged."
-            ) from None
+            raise LoadError(f"{self.path}: text in the header is not UTF-8 ({error}); the file is damaged.") from None
         with warnings.catch_warnings():
             # torch has no read-only tensors and warns of that; nothing here writes to the mapping.
             warnings.filterwarnings("ignore", message=".*not writable.*")
@@ -77,10 +76,15 @@ class GGUFFile:
         """The stored bytes of a tensor: uint8 [num_bytes], a view of the mapping, to be read only."""
         return self._bytes[info.offset : info.offset + info.num_bytes]
 
+    def release(self, info: TensorInfo) -> None:
+        """Let the system take back the memory of a tensor's pages; they are read again if they are needed again."""
+        if sys.platform != "win32" and isinstance(self._map, mmap.mmap):
+            first = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, first, info.offset + info.num_bytes - first)
+
     def _truncated(self, what: str) -> LoadError:
         return LoadError(
-            f"{self.path} is truncated: {what}, but the file ends at byte {self._size}. "
-            "Download or copy it again."
+            f"{self.path} is truncated: {what}, but the file ends at byte {self._size}. Download or copy it again."
         )
 
     def _read_header(self) -> None:

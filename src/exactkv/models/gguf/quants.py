@@ -116,9 +116,7 @@ def _plain(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
 
 def _shifted(data: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
     """Unpack small integers: uint8 [n, g, w] -> uint8 [n, g, len(shifts), w], (byte >> shift) & mask."""
-    parts = torch.empty(
-        data.shape[0], data.shape[1], len(shifts), data.shape[2], dtype=torch.uint8, device=data.device
-    )
+    parts = torch.empty(data.shape[0], data.shape[1], len(shifts), data.shape[2], dtype=torch.uint8, device=data.device)
     for index, shift in enumerate(shifts):
         torch.bitwise_right_shift(data, shift, out=parts[:, :, index])
     return parts.bitwise_and_(mask)

@@ -40,9 +40,7 @@ class GGUFSource:
         name, self._arch = architecture_of(metadata, self._file.path)
         rope_freqs = self._file.tensors.get(_ROPE_FREQS) if name == "llama" else None
         self._tensors = {
-            self._hugging_face_name(info.name): info
-            for info in self._file.tensors.values()
-            if info is not rope_freqs
+            self._hugging_face_name(info.name): info for info in self._file.tensors.values() if info is not rope_freqs
         }
         self.config: dict[str, Any] = translate_config(
             metadata,
@@ -84,6 +82,7 @@ class GGUFSource:
             out.copy_(stored - self._arch.norm_offset)
         else:
             self._read_plain(info, out)
+        self._file.release(info)
 
     def tokenizer(self) -> Tokenizer:
         """The file's tokenizer with its chat template. Raises LoadError for a vocabulary of an unsupported
@@ -96,11 +95,7 @@ class GGUFSource:
     def _hugging_face_name(self, name: str) -> str:
         if match := _BLOCK_TENSOR.fullmatch(name):
             layer, part, kind = match.groups()
-            return (
-                f"model.layers.{layer}.{self._arch.blocks[part]}.{kind}"
-                if part in self._arch.blocks
-                else name
-            )
+            return f"model.layers.{layer}.{self._arch.blocks[part]}.{kind}" if part in self._arch.blocks else name
         stem = name.removesuffix(".weight")
         return f"{_TOP_LEVEL[stem]}.weight" if stem in _TOP_LEVEL else name
 

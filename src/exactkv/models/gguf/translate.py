@@ -160,9 +160,7 @@ def _translate(
         if key in values and not check(_uniform(key, values[key]), config):
             raise LoadError(f"metadata {key} = {values[key]} is not supported for this architecture.")
     if "token_embd.weight" not in shapes:
-        raise LoadError(
-            "the file holds no tensor token_embd.weight; it is damaged or holds a vocabulary only."
-        )
+        raise LoadError("the file holds no tensor token_embd.weight; it is damaged or holds a vocabulary only.")
     config["vocab_size"] = shapes["token_embd.weight"][0]
     config["tie_word_embeddings"] = "output.weight" not in shapes
     config["attention_bias"] = "blk.0.attn_q.bias" in shapes
@@ -179,9 +177,7 @@ def _uniform(key: str, value: Any) -> Any:
     float32 to the shortest decimal that means the same float32, as config.json has it (1e-05)."""
     if isinstance(value, list):
         if len(set(value)) != 1:
-            raise LoadError(
-                f"metadata {key} differs between layers ({str(value)[:60]}), which is not supported."
-            )
+            raise LoadError(f"metadata {key} differs between layers ({str(value)[:60]}), which is not supported.")
         value = value[0]
     return _shortest(value) if isinstance(value, float) else value
 

@@ -83,9 +83,7 @@ def build_tokenizer(metadata: Mapping[str, Any], path: object) -> Tokenizer:
         raise LoadError(f"{path} holds no vocabulary (tokenizer.ggml.tokens); give a file that has one.")
     types = vocabulary.get("token_type") or _types_without_table(vocabulary, len(tokens))
     if len(types) != len(tokens):
-        raise LoadError(
-            f"{path} holds {len(tokens)} tokens but {len(types)} token types; the file is damaged."
-        )
+        raise LoadError(f"{path} holds {len(tokens)} tokens but {len(types)} token types; the file is damaged.")
     if kind == "gpt2":
         backend, add_bos = _byte_level(vocabulary, tokens, path)
     elif kind == "llama":
@@ -120,9 +118,7 @@ def _byte_level(vocabulary: Mapping[str, Any], tokens: list[str], path: object) 
             f"{', '.join(sorted(_SPLITTINGS))}."
         )
     if "merges" not in vocabulary:
-        raise LoadError(
-            f"{path}: a 'gpt2' vocabulary needs tokenizer.ggml.merges, which the file does not have."
-        )
+        raise LoadError(f"{path}: a 'gpt2' vocabulary needs tokenizer.ggml.merges, which the file does not have.")
     splitting = _SPLITTINGS[name]
     # A token may itself start with a space, so the separator is looked for behind the first character.
     pairs = ((merge, merge.find(" ", 1)) for merge in vocabulary["merges"])
@@ -130,9 +126,7 @@ def _byte_level(vocabulary: Mapping[str, Any], tokens: list[str], path: object) 
     try:
         model = models.BPE(_token_ids(tokens), merges, ignore_merges=splitting.whole_words)
     except Exception as error:  # tokenizers raises bare Exception
-        raise LoadError(
-            f"{path}: the merges do not fit the vocabulary ({error}); the file is damaged."
-        ) from error
+        raise LoadError(f"{path}: the merges do not fit the vocabulary ({error}); the file is damaged.") from error
     backend = Backend(model)
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if splitting.single_digits else []
     if splitting.pattern is not None:
@@ -197,9 +191,7 @@ def _merges_from_scores(
                 merges.append((text[0], text[1]))
             continue
         pairs = [
-            (left, right)
-            for cut in range(1, len(text))
-            if (left := text[:cut]) in ids and (right := text[cut:]) in ids
+            (left, right) for cut in range(1, len(text)) if (left := text[:cut]) in ids and (right := text[cut:]) in ids
         ]
         if len(pairs) > 1:
             pairs.sort(key=lambda pair: (-scores[ids[pair[0]]], -scores[ids[pair[1]]]))
