@@ -47,7 +47,7 @@ test-all: $(VENV)/.installed-dev ## all tests
 
 # Uses the machine's own python, whose torch must have CUDA; it needs pytest and hypothesis beside it.
 test-gpu: ## the tests that need CUDA, from the source tree: make test-gpu PYTHON=python3
-	@PYTHONPATH=src "$(PYTHON)" -m pytest -q -m gpu tests
+	@PYTHONPATH="src:$$PYTHONPATH" "$(PYTHON)" -m pytest -q -m gpu tests/gpu tests/generation
 
 lint: $(VENV)/.installed-dev ## ruff: rules and formatting
 	@$(BIN)/ruff check .

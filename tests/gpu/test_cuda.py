@@ -35,7 +35,7 @@ def test_decode_equals_one_forward_pass(name, dtype, bound, pieces):
 def test_equals_the_reference_on_the_cpu(name):
     tokens = torch.tensor([random_tokens(400, s) for s in range(2)])
     model = MODELS[name](torch.float32, "cuda")
-    weights = {n: w.cpu().double() for n, w in model.decoder.weights.items()}
+    weights = {n: w.cpu() for n, w in model.decoder.weights.items()}
     expected = type(model)(model.spec, weights, ops=REFERENCE)(tokens)
     found = model(tokens).cpu()
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
