@@ -122,14 +122,14 @@ class Interrupting(Model):
     def arm(self, countdown: int) -> None:
         self.countdown = countdown
         for layer in self.decoder.layers:
-            layer.mlp = self._counting(layer.mlp)  # type: ignore[assignment]
+            layer.attention = self._counting(layer.attention)  # type: ignore[assignment]
 
     def _counting(self, inner: Any) -> Any:
-        def call(x: torch.Tensor) -> torch.Tensor:
+        def call(*args: Any) -> torch.Tensor | None:
             self.countdown -= 1
             if self.countdown == 0:
                 raise KeyboardInterrupt
-            return inner(x)  # type: ignore[no-any-return]
+            return inner(*args)  # type: ignore[no-any-return]
 
         return call
 

@@ -92,6 +92,21 @@ def refusal(path: Path | str, **arguments: Any) -> str:
 # dtypes and layouts
 
 
+PEAK = """
+import exactkv
+
+def status(field):
+    lines = open("/proc/self/status").read().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+exactkv.load(SMALL, dtype="float32", device="cpu")  # brings in what is imported and set up once
+before = status("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")  # resets the peak
+model = exactkv.load(BIG, dtype=DTYPE, device="cpu")
+print((status("VmHWM") - before) / model.nbytes)
+"""
+
+
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("wanted", ["bfloat16", "float32", torch.float64])
 def test_every_dtype_is_read_into_every_other(tmp_path: Path, stored: torch.dtype, wanted: Any) -> None:
@@ -656,20 +671,20 @@ def test_memory_while_loading(tmp_path: Path, saved: Path, stored: str) -> None:
     """The peak of resident memory, above what was resident before, is less than 1.3 times the weights."""
     save(tmp_path, getattr(torch, stored), vocab_size=40_000, hidden_size=512, num_hidden_layers=1, head_dim=64)
     done = run(
-        """
-        import exactkv
-
-        def status(field):
-            lines = open("/proc/self/status").read().splitlines()
-            return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
-
-        exactkv.load(SMALL, dtype="float32", device="cpu")  # brings in what is imported and set up once
-        before = status("VmRSS")
-        open("/proc/self/clear_refs", "w").write("5")  # resets the peak
-        model = exactkv.load(BIG, dtype="float32", device="cpu")
-        print((status("VmHWM") - before) / model.nbytes)
-        """.replace("BIG", repr(str(tmp_path))).replace("SMALL", repr(str(saved)))
+        PEAK.replace("DTYPE", "'float32'").replace("BIG", repr(str(tmp_path))).replace("SMALL", repr(str(saved)))
     )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 1.3
+
+
+@pytest.mark.parametrize("name", embedded.MODELS)
+def test_memory_while_loading_an_embedded_gguf_file(saved: Path, name: str) -> None:
+    """The same bound for a GGUF file, its pages and its tokenizer counted."""
+    try:
+        path = embedded.find(name)
+    except exactkv.LoadError as error:
+        pytest.skip(str(error))
+    done = run(PEAK.replace("DTYPE", "'bfloat16'").replace("BIG", repr(str(path))).replace("SMALL", repr(str(saved))))
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 1.3
 

@@ -28,7 +28,7 @@ DTYPES = {str(d).removeprefix("torch."): d for d in (torch.bfloat16, torch.float
 
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>\S+))?")
 _HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
-_THREADS = 2  # one makes the tokenizer while the other reads weights, then both do; more gained nothing
+_THREADS = 2  # more gained nothing
 _ALSO = "A local directory with config.json and safetensors works too, and so does a .gguf file."
 
 
@@ -61,8 +61,8 @@ def load(
     spec = read_spec(family, fields, accept_fields)
     pieces = plan_reading(family, spec, source.shapes(), name)
     _check_tied(source, family, spec, name)
+    tokenizer = source.tokenizer()  # before there are weights: making it takes memory for a while
     with ThreadPoolExecutor(_THREADS) as pool:
-        tokenizer = pool.submit(source.tokenizer)
         weights = _allocate(spec, wanted or _config_dtype(fields) or stored, on, name)
 
         def read(piece: Piece) -> int:
@@ -73,7 +73,7 @@ def load(
         with _Bar(name, sum(w.nbytes for w in weights.values()), progress) as bar:
             for nbytes in pool.map(read, pieces):
                 bar.advance(nbytes)
-        return Model(spec, weights, tokenizer.result(), source.generation_config, name=name)
+        return Model(spec, weights, tokenizer, source.generation_config, name=name)
 
 
 def locate(path: str | Path, quiet: bool = False) -> tuple[Path, str]:

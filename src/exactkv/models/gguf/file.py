@@ -76,11 +76,12 @@ class GGUFFile:
         """The stored bytes of a tensor: uint8 [num_bytes], a view of the mapping, to be read only."""
         return self._bytes[info.offset : info.offset + info.num_bytes]
 
-    def release(self, info: TensorInfo) -> None:
-        """Let the system take back the memory of a tensor's pages; they are read again if they are needed again."""
+    def release(self, info: TensorInfo, first: int, last: int) -> None:
+        """Let the system take back the memory of a tensor's bytes [first, last): pages of the mapping that have been
+        read. They are read again from the file if they are needed again."""
         if sys.platform != "win32" and isinstance(self._map, mmap.mmap):
-            first = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_DONTNEED, first, info.offset + info.num_bytes - first)
+            start = (info.offset + first) // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, start, info.offset + last - start)
 
     def _truncated(self, what: str) -> LoadError:
         return LoadError(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _TOP_LEVEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _ROPE_FREQS = "rope_freqs.weight"
+_RELEASED = 4 << 20  # bytes of the mapping after which its memory is given back
 
 
 class GGUFSource:
@@ -49,6 +50,7 @@ class GGUFSource:
             self._file.path,
         )
         self.generation_config: dict[str, Any] = translate_generation_config(metadata)
+        self._tokenizer: Tokenizer | None = None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Hugging Face tensor name -> shape in torch order. A tensor of the file without a Hugging Face name
@@ -82,15 +84,19 @@ class GGUFSource:
             out.copy_(stored - self._arch.norm_offset)
         else:
             self._read_plain(info, out)
-        self._file.release(info)
+        self._file.release(info, 0, info.num_bytes)
 
     def tokenizer(self) -> Tokenizer:
-        """The file's tokenizer with its chat template. Raises LoadError for a vocabulary of an unsupported
-        kind.
+        """The file's tokenizer with its chat template, made once; the vocabulary's lists, which take more memory
+        than many a layer, are then given up. Raises LoadError for a vocabulary of an unsupported kind.
         """
         from exactkv.models.gguf.vocabulary import build_tokenizer
 
-        return build_tokenizer(self._file.metadata, self._file.path)
+        if self._tokenizer is None:
+            self._tokenizer = build_tokenizer(self._file.metadata, self._file.path)
+            for name in ("tokens", "scores", "token_type", "merges"):
+                self._file.metadata.pop(f"tokenizer.ggml.{name}", None)
+        return self._tokenizer
 
     def _hugging_face_name(self, name: str) -> str:
         if match := _BLOCK_TENSOR.fullmatch(name):
@@ -109,7 +115,12 @@ class GGUFSource:
         rows = out.numel() // max(columns, 1)
         raw = self._file.raw(info).view(rows, -1)
         if out.dim() <= 2:
-            dequantize_into(raw, info.type, out.view(1, -1) if out.dim() < 2 else out)
+            matrix = out.view(1, -1) if out.dim() < 2 else out
+            step = max(1, _RELEASED // raw.shape[1])
+            for first in range(0, rows, step):
+                last = min(rows, first + step)
+                dequantize_into(raw[first:last], info.type, matrix[first:last])
+                self._file.release(info, first * raw.shape[1], last * raw.shape[1])
             return
         contiguous = torch.empty(rows, columns, dtype=out.dtype, device=out.device)
         dequantize_into(raw, info.type, contiguous)
