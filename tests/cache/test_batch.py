@@ -1,0 +1,158 @@
+"""A batch is a list of rows: ragged, shared, forked, joined; and what can be seen of a cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from exactkv.errors import IntegrityError
+from tests.cache.helpers import MIXED, assert_exact, feed
+from tests.tiny import FULL, chunk, random_tokens, tiny_llama4, tiny_model, window
+
+# 2.5: a batch is a list of rows.
+
+
+def test_row_of_a_batch_equals_the_row_alone():
+    """Kind J: rows of 1, 3 and 9 tokens, then 12 steps, in which a row now and then has nothing."""
+    model = tiny_model([FULL, window(4), chunk(4)])
+    prompts = [random_tokens(n, seed=n) for n in (1, 3, 9)]
+    together = model.new_cache(3)
+    alone = [model.new_cache() for _ in prompts]
+    logits = feed(model, together, *prompts)
+    for r, ids in enumerate(prompts):
+        assert (feed(model, alone[r], ids)[0] - logits[r, : len(ids)]).abs().max() < 1e-12
+        assert torch.isnan(logits[r, len(ids) :]).all()
+    for i in range(12):
+        rows = [[] if (i + r) % 4 == 0 else random_tokens(1 + r % 2, seed=100 + i) for r in range(3)]
+        logits = feed(model, together, *rows)
+        for r, ids in enumerate(rows):
+            if ids:
+                assert (feed(model, alone[r], ids)[0] - logits[r, : len(ids)]).abs().max() < 1e-11
+    assert together.lengths == [c.lengths[0] for c in alone]
+
+
+def test_logits_last_are_each_rows_own_last():
+    model = tiny_model(MIXED)
+    tokens, lengths = [random_tokens(6, s) for s in range(3)], [6, 2, 0]
+    every = model(tokens, cache=model.new_cache(3), lengths=lengths)
+    last = model(tokens, cache=model.new_cache(3), lengths=lengths, logits="last")
+    assert (last[0] - every[0, 5]).abs().max() < 1e-12 and (last[1] - every[1, 1]).abs().max() < 1e-12
+    assert torch.isnan(last[2]).all()
+    cache = model.new_cache(3)
+    assert model(tokens, cache=cache, lengths=lengths, logits="none") is None
+    assert cache.lengths == lengths
+
+
+def test_no_cache_equals_an_empty_cache_and_padding_may_hold_anything():
+    model = tiny_model(MIXED)
+    tokens, lengths = [random_tokens(6), random_tokens(2) + [-100] * 4], [6, 2]
+    a = model(tokens, lengths=lengths)
+    b = model(tokens, lengths=lengths, cache=model.new_cache(2))
+    assert torch.equal(a.isnan(), b.isnan()) and (a - b).nan_to_num().abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (2, 0)])
+def test_calls_without_tokens(shape):
+    model = tiny_model(MIXED)
+    tokens = torch.zeros(shape, dtype=torch.int64)
+    cache = model.new_cache(shape[0])
+    assert model(tokens, cache=cache).shape == (*shape, 97)
+    assert model(tokens).shape == (*shape, 97)
+    assert model(tokens, cache=cache, logits="last").shape == (shape[0], 97)
+    assert cache.lengths == [0] * shape[0]
+
+
+def test_the_longest_row_leaves():
+    """Kind K: the place to append to is each row's own."""
+    model = tiny_model(MIXED)
+    cache = model.new_cache(3)
+    feed(model, cache, random_tokens(30), random_tokens(2), random_tokens(11))
+    cache = cache.drop([0])
+    for _ in range(3):
+        assert_exact(model, cache)
+    assert cache.lengths == [17, 26]
+
+
+def test_fork_shares_rows_and_the_forks_go_their_own_ways():
+    model = tiny_model([FULL, window(40)], torch.float64)
+    cache = model.new_cache(step=16)
+    feed(model, cache, random_tokens(64))
+    alone = cache.nbytes
+    forks = cache.fork(4)
+    assert forks.nbytes == alone
+    feed(model, forks, *([random_tokens(3, seed=s) for s in range(4)]))
+    assert forks.nbytes < 3 * alone, "the common prefix is shared"
+    assert_exact(model, forks)
+    assert cache.lengths == [64]
+    assert_exact(model, cache)
+    del cache
+    forks.check_integrity()
+    assert_exact(model, forks)
+
+
+def test_selecting_copies_nothing_when_the_source_is_gone():
+    model = tiny_model(MIXED)
+    cache = model.new_cache(3)
+    feed(model, cache, random_tokens(30), random_tokens(20), random_tokens(10))
+    kept = [run.memory for run in cache._rows[2].runs]
+    cache = cache.select([2, 0])
+    feed(model, cache, [1], [2])
+    assert [run.memory for run in cache._rows[0].runs] == kept
+
+
+def test_both_sides_of_a_select_can_be_used_and_do_not_touch_each_other():
+    """Kind P: X then Y = Y on a fresh engine, also when they take turns."""
+    model = tiny_model(MIXED)
+    cache = model.new_cache(2, step=4, slack=3)
+    feed(model, cache, random_tokens(13), random_tokens(6))
+    half = cache.select([1])
+    for _ in range(4):
+        assert_exact(model, cache)
+        assert_exact(model, half, random_tokens(3, seed=5))
+        half.rewind(half.lengths[0] - 2)
+        cache.rewind([n - 1 for n in cache.lengths])
+
+
+def test_repr_shows_each_kind_of_layer_with_its_span_and_bytes():
+    model = tiny_llama4(8)
+    cache = model.new_cache(2)
+    feed(model, cache, random_tokens(21), random_tokens(5))
+    text = repr(cache)
+    assert "2 rows of length [21, 5]" in text
+    assert "chunk 8" in text and "3 layers" in text and "positions 16..21, 0..5" in text
+    assert "full" in text and "1 layer " in text and "positions 0..21, 0..5" in text
+    assert text.count("kB") == 3
+
+
+def test_integrity_is_checkable():
+    model = tiny_model(MIXED)
+    cache = model.new_cache()
+    feed(model, cache, random_tokens(12))
+    cache.check_integrity()
+    row = cache._rows[0]
+    cache._rows = (type(row)(row.owner, 13, row.runs),)
+    with pytest.raises(IntegrityError):
+        cache.check_integrity()
+
+
+def test_dead_memory_is_poisoned():
+    model = tiny_model([FULL, window(4)])
+    cache = model.new_cache(slack=3)
+    feed(model, cache, random_tokens(12))
+    cache.rewind(10)
+    feed(model, cache, random_tokens(1))
+    for run, start in zip(cache._rows[0].runs, (0, 12 - 4 - 3), strict=True):
+        keys = run.memory.buffers[0]["k"]
+        live = keys[:, start - run.origin : 11 - run.origin]
+        assert not live.isnan().any()
+        assert keys.isnan().sum() == keys.numel() - live.numel()
+
+
+def test_positions_read_before_an_update_stay_what_they_were():
+    """Kind L: lengths are values, not views of a counter that moves."""
+    model = tiny_model(MIXED)
+    cache = model.new_cache()
+    feed(model, cache, random_tokens(7))
+    lengths, tokens = cache.lengths, cache.tokens(0)
+    feed(model, cache, random_tokens(3))
+    assert lengths == [7] and len(tokens) == 7
