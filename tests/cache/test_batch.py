@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 
-from exactkv.errors import IntegrityError
+from exactkv.cache import join
+from exactkv.errors import InputError, IntegrityError
 from tests.cache.helpers import MIXED, assert_exact, feed
 from tests.tiny import FULL, chunk, random_tokens, tiny_llama4, tiny_model, window
 
@@ -74,7 +78,7 @@ def test_the_longest_row_leaves():
 
 
 def test_fork_shares_rows_and_the_forks_go_their_own_ways():
-    model = tiny_model([FULL, window(40)], torch.float64)
+    model = tiny_model([FULL, FULL])
     cache = model.new_cache(step=16)
     feed(model, cache, random_tokens(64))
     alone = cache.nbytes
@@ -156,3 +160,66 @@ def test_positions_read_before_an_update_stay_what_they_were():
     lengths, tokens = cache.lengths, cache.tokens(0)
     feed(model, cache, random_tokens(3))
     assert lengths == [7] and len(tokens) == 7
+
+
+@pytest.mark.parametrize("reserve", [None, 400])
+def test_bounded_layers_keep_their_bound_through_chains_of_forks(reserve):
+    """One row after many forks holds in each bounded layer what a fresh one may, and full layers no second reserve."""
+    model = tiny_model([FULL, window(16), chunk(8)], torch.float32)
+    cache = model.new_cache(step=4, max_length=reserve)
+    feed(model, cache, random_tokens(60))
+    for i in range(40):
+        before, cache = cache, cache.fork(1)
+        feed(model, cache, [i])
+        del before
+        cache.check_integrity()
+    row = 2 * 8 * 4 * 2
+    held = [
+        sum({id(m): m.capacity for m in (run.memory, *(s.memory for s in run.segments))}.values())
+        for run in cache._rows[0].runs
+    ]
+    assert held[1] <= 20 and held[2] <= 10
+    assert held[0] <= (reserve or 100) + 2 * 100
+    assert cache.nbytes == sum(held) * row
+    forks = model.new_cache(max_length=400)
+    feed(model, forks, random_tokens(300))
+    alone, forks = forks.nbytes, forks.fork(4)
+    feed(model, forks, [1], [2], [3], [4])
+    assert forks.nbytes < 2.5 * alone
+
+
+def test_the_source_of_a_select_rewinds_and_goes_on_while_the_other_reads():
+    """Rows that another cache still shows must not be written over."""
+    model = tiny_model([FULL, window(40)])
+    for step in (4, 256):
+        cache = model.new_cache(step=step, slack=40)
+        feed(model, cache, random_tokens(30))
+        other = cache.select([0])
+        assert cache.rewind(12) == [12]
+        feed(model, cache, random_tokens(25, seed=7))
+        assert_exact(model, other)
+        assert_exact(model, cache)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_goes_its_own_way(copied):
+    model = tiny_model(MIXED)
+    cache = model.new_cache(2)
+    feed(model, cache, random_tokens(20), random_tokens(3))
+    other = copied(cache)
+    for _ in range(3):
+        assert_exact(model, other)
+        assert_exact(model, cache, random_tokens(2, seed=8))
+    other.check_integrity()
+    with pytest.raises(InputError, match="pickled"):
+        pickle.dumps(cache)
+
+
+def test_rows_may_come_from_any_series():
+    model = tiny_model([FULL])
+    cache = model.new_cache(3)
+    assert cache.select(r for r in (0, 2)).batch_size == 2
+    assert cache.drop(r for r in (0, -1)).batch_size == 1
+    assert join(c for c in (cache, cache)).batch_size == 6
+    assert model([[1], [2], [3]], cache=cache, lengths=iter([1, 0, 1])) is not None
+    assert cache.lengths == [1, 0, 1]

@@ -139,6 +139,18 @@ def wrong_calls():
     yield "join other", lambda c: join([c, other.new_cache()]), "differs"
     yield "join none", lambda c: join([]), "no caches"
     yield "join junk", lambda c: join([c, 3]), "expected caches"
+    yield "select a number", lambda c: c.select(0), "expected a list"
+    yield "select nothing", lambda c: c.select(None), "expected a list"
+    yield "select names", lambda c: c.select({0: 1}), "expected a list"
+    yield "drop a number", lambda c: c.drop(0), "expected a list"
+    yield "drop a bool", lambda c: c.drop([True]), "does not exist"
+    yield "join a cache", lambda c: join(c), "expected a list"
+    yield "fork a bool", lambda c: c.fork(True), "integer"
+    yield "lengths a number", lambda c: model([[1], [2]], cache=c, lengths=1), "expected a list"
+    yield "lengths a scalar", lambda c: model([[1], [2]], cache=c, lengths=torch.tensor(1)), "expected a list"
+    yield "lengths a dict", lambda c: model([[1], [2]], cache=c, lengths={0: 1, 1: 1}), "expected a list"
+    yield "sparse", lambda c: model(torch.eye(2, dtype=torch.int64).to_sparse(), cache=c), "dense"
+    yield "meta", lambda c: model(torch.zeros((2, 1), dtype=torch.int64, device="meta"), cache=c), "dense"
     yield "tokens of no row", lambda c: c.tokens(2), "does not exist"
 
 
@@ -156,8 +168,17 @@ def test_bad_input_is_one_clear_error_and_changes_nothing(name, call, words):
     assert_exact(model, cache)
 
 
-@pytest.mark.parametrize("options", [{"batch_size": -1}, {"batch_size": 1.0}, {"slack": -1}, {"step": 0},
-                                     {"storage": "int3"}, {"max_length": 0}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({name: value} for name in ("batch_size", "slack", "step", "max_length") for value in (-1, 1.0, True, "2")),
+        {"step": 0},
+        {"max_length": 0},
+        {"storage": "int3"},
+        {"storage": []},
+    ],
+    ids=str,
+)
 def test_new_cache_checks_its_arguments(options):
     with pytest.raises(InputError):
         tiny_model([FULL]).new_cache(**options)

@@ -1,6 +1,7 @@
 """Exact KV caches. Knows positions, rows and bytes; knows nothing of models or text."""
 
-from exactkv.cache.cache import Cache, CacheSpec, check_lengths, join, uncached_step
+from exactkv.cache.cache import Cache, CacheSpec, join, uncached_step
+from exactkv.cache.checks import check_lengths
 from exactkv.cache.layer import AttentionLayer
 from exactkv.cache.pattern import AttentionPattern, ChunkedAttention, FullAttention, SlidingWindow, visible
 from exactkv.cache.storage import make_storage

@@ -8,14 +8,15 @@ another refers to the same row takes private memory for what it adds. Not for us
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakSet
 
 import torch
 
 from exactkv.cache import integrity, report
+from exactkv.cache.checks import check_lengths, is_int, listed, require
 from exactkv.cache.layer import AttentionLayer, arrange
 from exactkv.cache.pattern import AttentionPattern
 from exactkv.cache.place import Policy
@@ -69,12 +70,12 @@ class Cache:
         self, spec: CacheSpec, batch_size: int, storage: DenseStorage, slack: int = 0, step: int = 256,
         max_length: int | None = None,
     ):  # fmt: skip
-        _require(isinstance(batch_size, int) and batch_size >= 0, "batch_size", batch_size, "an integer >= 0")
-        _require(isinstance(slack, int) and slack >= 0, "slack", slack, "an integer >= 0")
-        _require(isinstance(step, int) and step >= 1, "step", step, "an integer >= 1")
+        require(is_int(batch_size) and batch_size >= 0, "batch_size", batch_size, "an integer >= 0")
+        require(is_int(slack) and slack >= 0, "slack", slack, "an integer >= 0")
+        require(is_int(step) and step >= 1, "step", step, "an integer >= 1")
         limit = spec.max_length
-        fits = max_length is None or (isinstance(max_length, int) and 1 <= max_length <= (limit or max_length))
-        _require(fits, "max_length", max_length, f"an integer from 1 to {limit or 'any'}: the model's limit")
+        fits = max_length is None or (is_int(max_length) and 1 <= max_length <= (limit or max_length))
+        require(fits, "max_length", max_length, f"an integer from 1 to {limit or 'any'}: the model's limit")
         self.spec = spec
         self.max_length = limit if max_length is None else max_length
         self._policy = Policy(storage, step, slack, self.max_length, reserve=max_length is not None)
@@ -104,8 +105,8 @@ class Cache:
 
     def tokens(self, row: int) -> list[int]:
         """The token ids that row was fed, as many as its length."""
-        self._check_rows([row])
-        state = self._rows[row]
+        (index,) = self._indices([row])
+        state = self._rows[index]
         return state.owner.log[: state.length]
 
     @property
@@ -121,8 +122,8 @@ class Cache:
 
     @slack.setter
     def slack(self, value: int) -> None:
-        _require(
-            isinstance(value, int) and value >= self.slack, "slack", value, f"{self.slack} or more: it is only raised"
+        require(
+            is_int(value) and value >= self.slack, "slack", value, f"{self.slack} or more: it is only raised"
         )  # fmt: skip
         self._policy = replace(self._policy, slack=value)
 
@@ -217,21 +218,29 @@ class Cache:
 
     # Batches.
 
-    def select(self, rows: Sequence[int]) -> Cache:
+    def __copy__(self) -> Cache:
+        """A cache of the same rows that goes its own way, as ``select`` makes it."""
+        return self.select(range(self.batch_size))
+
+    def __deepcopy__(self, memo: object) -> Cache:
+        return self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError("a cache cannot be pickled: what it holds is not for another process as it lies")
+
+    def select(self, rows: Iterable[int]) -> Cache:
         """A cache of these rows, in this order; a row named twice goes on twice. References are moved, rows
         are not copied; both caches can be used from then on, each on its own."""
-        self._check_rows(rows)
-        return self._like(tuple(self._rows[r] for r in rows), [self])
+        return self._like(tuple(self._rows[r] for r in self._indices(rows)), [self])
 
-    def drop(self, rows: Sequence[int]) -> Cache:
+    def drop(self, rows: Iterable[int]) -> Cache:
         """A cache without these rows."""
-        self._check_rows(rows)
-        dropped = {r % self.batch_size for r in rows}
+        dropped = set(self._indices(rows))
         return self.select([r for r in range(self.batch_size) if r not in dropped])
 
     def fork(self, n: int) -> Cache:
         """A cache in which every row comes ``n`` times, one after the other: row r becomes rows r·n … r·n + n - 1."""
-        _require(isinstance(n, int) and n >= 1, "n", n, "an integer >= 1")
+        require(is_int(n) and n >= 1, "n", n, "an integer >= 1")
         return self.select([r for r in range(self.batch_size) for _ in range(n)])
 
     def _like(self, rows: tuple[Row, ...], sources: Sequence[Cache]) -> Cache:
@@ -253,7 +262,7 @@ class Cache:
         self._rows = rows
 
     def _new_row(self) -> Row:
-        return Row(Owner([]), 0, tuple(self._policy.new_run(zone, zone.low) for zone in self.spec.zones))
+        return Row(Owner([]), 0, tuple(self._policy.new_run(zone) for zone in self.spec.zones))
 
     def _take_ownership(self) -> None:
         """Give each row that something else refers to memory of its own for what comes."""
@@ -297,16 +306,19 @@ class Cache:
                 f"to names {len(targets)} positions; expected one, or one for each of {self.batch_size} rows"
             )
         for r, (target, row) in enumerate(zip(targets, self._rows, strict=True)):
-            if not isinstance(target, int) or isinstance(target, bool) or not 0 <= target <= row.length:
+            if not is_int(target) or not 0 <= target <= row.length:
                 raise InputError(
                     f"cannot rewind row {r} to {target!r}; expected an integer from 0 to its length {row.length}"
                 )
         return targets
 
-    def _check_rows(self, rows: Sequence[Any]) -> None:
-        for r in rows:
-            if not isinstance(r, int) or isinstance(r, bool) or not -self.batch_size <= r < self.batch_size:
+    def _indices(self, rows: Iterable[Any]) -> list[int]:
+        """Row numbers, negative ones counted from the end, each checked."""
+        given = listed("rows", rows)
+        for r in given:
+            if not is_int(r) or not -self.batch_size <= r < self.batch_size:
                 raise InputError(f"row {r!r} does not exist; this cache has the rows 0 to {self.batch_size - 1}")
+        return [r % self.batch_size for r in given]
 
     def _memories(self) -> list[Memory]:
         found: dict[int, Memory] = {}
@@ -325,18 +337,20 @@ class Cache:
                     self.storage.fill_dead(buffers, live_from, live_to)
 
 
-def join(caches: Sequence[Cache]) -> Cache:
+def join(caches: Iterable[Cache]) -> Cache:
     """One cache of all rows of ``caches``, in order; they may have any lengths, and be empty.
 
     They must be of the same model, dtype, device and maximum length. References are moved, rows are not
     copied; the caches given can be used from then on, each on its own. The greatest slack holds.
     """
-    if not caches:
+    given: list[Cache] = listed("caches", caches)
+    if not given:
         raise InputError("join was given no caches; expected at least one")
-    head = caches[0]
-    for i, cache in enumerate(caches):
+    for i, cache in enumerate(given):
         if not isinstance(cache, Cache):
             raise InputError(f"join was given {type(cache).__name__} at place {i}; expected caches")
+    head = given[0]
+    for i, cache in enumerate(given):
         for what, mine, theirs in (
             ("model", head.spec.identity, cache.spec.identity),
             ("storage", replace(head.storage, poison=False), replace(cache.storage, poison=False)),
@@ -344,7 +358,7 @@ def join(caches: Sequence[Cache]) -> Cache:
         ):
             if mine != theirs:
                 raise InputError(f"cache {i} differs from cache 0 in its {what}: {theirs} instead of {mine}")
-    return head._like(tuple(row for cache in caches for row in cache._rows), caches)
+    return head._like(tuple(row for cache in given for row in cache._rows), given)
 
 
 def uncached_step(spec: CacheSpec, storage: DenseStorage, width: int, lengths: Sequence[int]) -> Step:
@@ -366,21 +380,3 @@ def make_positions(starts: Sequence[int], width: int, device: torch.device) -> t
     """int64 [B, width]: each row's positions, from its start on."""
     first = torch.tensor(starts, dtype=torch.int64, device=device)
     return first[:, None] + torch.arange(width, device=device)
-
-
-def check_lengths(lengths: Sequence[int] | None, batch: int, width: int) -> tuple[int, ...]:
-    """``lengths`` as a tuple of ints, one a row, each from 0 to ``width``; None means ``width`` for all."""
-    if lengths is None:
-        return (width,) * batch
-    given = lengths.tolist() if isinstance(lengths, torch.Tensor) else list(lengths)
-    if len(given) != batch:
-        raise InputError(f"lengths has {len(given)} entries; expected one for each of {batch} rows")
-    for r, n in enumerate(given):
-        if not isinstance(n, int) or isinstance(n, bool) or not 0 <= n <= width:
-            raise InputError(f"lengths[{r}] is {n!r}; expected an integer from 0 to {width}, the width of tokens")
-    return tuple(given)
-
-
-def _require(holds: bool, name: str, value: object, expected: str) -> None:
-    if not holds:
-        raise InputError(f"{name} is {value!r}; expected {expected}")

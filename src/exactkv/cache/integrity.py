@@ -50,6 +50,7 @@ def _check_run(cache: Cache, zone: Zone, run: Run, length: int, where: str) -> N
             fits = buffer.dtype == cache.storage.dtype and buffer.shape[1] >= run.memory.capacity
             _require(fits, where, f"part {name!r} is {buffer.dtype} {list(buffer.shape)}")
     if zone.bound is not None:
+        _require(not run.segments, where, "a bounded layer shares memory, which its bound does not count")
         kept = zone.bound + cache.slack
         most = kept + max(1, kept // 4)
         _require(end - run.start <= kept, where, f"{end - run.start} rows retained, at most {kept}")

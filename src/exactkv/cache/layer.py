@@ -54,7 +54,7 @@ class Zone:
         if self.bound is None:
             return reach
         kept = self.bound + slack
-        limit = kept + max(1, kept // 4)
+        limit = kept + max(1, kept // 4)  # at least one, so that a token can be added to what is kept
         return limit if reach is None else min(limit, reach)
 
     def standing(self, run: Run, position: int) -> int:

@@ -24,12 +24,10 @@ class Policy:
     max_length: int | None
     reserve: bool
 
-    def new_run(self, zone: Zone, start: int) -> Run:
-        """An empty run whose first row will be ``start``."""
-        capacity = 0
-        if self.reserve:
-            capacity = self._reach(zone, start) or 0
-        return Run(start, start, self._allocate(zone, capacity))
+    def new_run(self, zone: Zone) -> Run:
+        """The run of a new row."""
+        capacity = (self._reach(zone, zone.low) or 0) if self.reserve else 0
+        return Run(zone.low, zone.low, self._allocate(zone, capacity))
 
     def place(self, zone: Zone, run: Run, length: int, count: int) -> tuple[Run, Placement]:
         """Place ``count`` more tokens of a row that has ``length``. Returns the run as it now is, its content
@@ -55,18 +53,19 @@ class Policy:
         return run, Placement(tuple(run.pieces(seen, low)), write, Fresh(low, offset, high - low), after)
 
     def detached(self, zone: Zone, run: Run, length: int) -> Run:
-        """The same content without private memory that another row refers to. Short runs are copied; long ones
-        become a segment that both share."""
+        """The same content without private memory that another row refers to. Short runs are copied, and so are
+        bounded ones, whose memory must stay within their bound; a long run of a full layer becomes a segment that
+        both share. What grows from there grows by steps, also where the first row's memory was reserved."""
         end = zone.clip(length)
         first = min(run.first, end)
-        if end - first < self.step or zone.high is not None:
-            fresh = self.new_run(zone, first)
+        if end - first < self.step or zone.bound is not None or zone.high is not None:
+            fresh = Run(run.start, first, self._allocate(zone, 0), run.segments)
             self._ensure(zone, fresh, end - first, (0, 0))
             copy_rows(run, first, end, fresh.memory, first)
-            return Run(run.start, first, fresh.memory, run.segments)
+            return fresh
         run.memory.shared = True
         segment = Segment(run.memory, run.origin, first, end)
-        return Run(run.start, end, self.new_run(zone, end).memory, (*run.segments, segment))
+        return Run(run.start, end, self._allocate(zone, 0), (*run.segments, segment))
 
     def _with_room(self, zone: Zone, run: Run, low: int, high: int) -> Run:
         """Room for the rows up to ``high`` in private memory if it may be had: by moving to the front what is

@@ -51,6 +51,6 @@ STORAGES = {"dense": DenseStorage}
 
 
 def make_storage(name: str, dtype: torch.dtype, device: torch.device, poison: bool) -> DenseStorage:
-    if name not in STORAGES:
+    if not isinstance(name, str) or name not in STORAGES:
         raise InputError(f"storage is {name!r}; expected one of: {', '.join(STORAGES)}")
     return STORAGES[name](dtype, device, poison)

@@ -179,6 +179,8 @@ def as_tokens(tokens: Tensor | Sequence[Sequence[int]]) -> Tensor:
         tokens = given.to(torch.int64) if given.numel() == 0 else given
     if tokens.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         raise InputError(f"tokens are {tokens.dtype}; expected integers")
+    if tokens.layout != torch.strided or tokens.device.type == "meta":
+        raise InputError(f"tokens are a {tokens.layout} tensor on {tokens.device}; expected a dense one with values")
     if tokens.dim() != 2:
         raise InputError(f"tokens have the shape {list(tokens.shape)}; expected [B, T]: a batch of rows of ids")
     return tokens.to(torch.int64)

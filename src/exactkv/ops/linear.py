@@ -6,6 +6,7 @@ float32 because its product is one call of one thread, in bfloat16 because oneDN
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -50,10 +51,29 @@ def _one_row(x: Tensor, weight: Tensor) -> Tensor:
 
 def _without_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """torch's own product, which reads bfloat16 weights as they lie and sums in float32."""
-    onednn: Any = torch.backends.mkldnn
-    enabled = onednn.enabled
-    onednn.enabled = False
-    try:
+    with _ONEDNN_OFF:
         return F.linear(x, weight, bias)
-    finally:
-        onednn.enabled = enabled
+
+
+class _OneDnnOff:
+    """oneDNN switched off while any thread is within: the switch is the process's."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.before = threading.Lock(), 0, True
+        self.switch: Any = torch.backends.mkldnn
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if self.inside == 0:
+                self.before = self.switch.enabled
+                self.switch.enabled = False
+            self.inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if self.inside == 0:
+                self.switch.enabled = self.before
+
+
+_ONEDNN_OFF = _OneDnnOff()
