@@ -217,6 +217,37 @@ def test_caches_are_checked() -> None:
         stream(text_model(tokenizer=byte_tokenizer(None)), [{"role": "user", "content": "x"}])
 
 
+def test_a_cache_that_somebody_else_moves_is_noticed() -> None:
+    model = text_model()
+    cache = model.new_cache()
+    first, second = (stream(model, [1, 2, 3], max_tokens=9, stop_token_ids=(), cache=cache) for _ in range(2))
+    next(first)
+    with pytest.raises(InputError, match="something else used it"):
+        next(second)
+    assert len(list(first)) == 8
+    alone = stream(model, [1, 2, 3], max_tokens=9, stop_token_ids=())
+    next(alone)
+    alone.cache.rewind(0)
+    with pytest.raises(InputError, match="something else used it"):
+        list(alone)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cache": 3}, "cache is a int"),
+        ({"stop_token_ids": 3}, "stop_token_ids is a int"),
+        ({"stop_token_ids": ["a"]}, "token ids, which are integers"),
+        ({"stop_token_ids": [[1]]}, "token ids, which are integers"),
+    ],
+)
+def test_objects_of_the_wrong_kind_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        stream(text_model(), [1], **options)
+    with pytest.raises(InputError, match="model is a str"):
+        stream("smollm2", "hi")  # type: ignore[arg-type]
+
+
 def test_nan_is_said_to_be_nan() -> None:
     model = text_model()
     model.decoder.weights["final_norm.weight"].fill_(torch.nan)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 import time
 from dataclasses import dataclass, field
@@ -71,8 +73,9 @@ def generate(
     name, text = _model_and_prompt(model, prompt)
     if system is not None and chat is False:
         raise typer.BadParameter("--system belongs to the chat template; leave out --raw")
-    if text == "-":
-        text = _read_stdin()
+    text = _read_stdin() if text == "-" else _decoded(os.fsencode(text), "the prompt")
+    if not text:
+        raise InputError("the prompt is empty; give some text, or '-' and the text on standard input")
 
     from exactkv.generation import Sampling, stream
     from exactkv.models.load import load
@@ -139,7 +142,7 @@ def _model_and_prompt(first: str | None, second: str | None) -> tuple[str | None
         raise typer.BadParameter("there is no prompt; expected [MODEL] PROMPT, such as: exactkv generate 'Hello'")
     if second is not None:
         return first, second
-    if first.endswith(".gguf") or _holds_config(Path(first)):
+    if first.endswith(".gguf") or _holds_config(Path(first)) or re.fullmatch(r"[\w.-]+/[\w.-]+", first):
         raise typer.BadParameter(f"{first} is a model, and there is no prompt: exactkv generate {first} 'Hello'")
     return None, first
 
@@ -153,12 +156,14 @@ def _holds_config(path: Path) -> bool:
 
 def _read_stdin() -> str:
     """Standard input without the newline that ends it."""
+    return _decoded(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
+
+
+def _decoded(given: bytes, what: str) -> str:
     try:
-        return sys.stdin.read().removesuffix("\n")
+        return given.decode()
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"standard input is not valid {error.encoding}: {error.reason} at byte {error.start}"
-        ) from None
+        raise InputError(f"{what} is not valid UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def _default_model() -> Path:

@@ -35,8 +35,17 @@ class Commands(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             # Whoever read the output has left; what is still buffered goes nowhere, without a complaint.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_output()
             raise typer.Exit(CLOSED_PIPE) from None
+        except OSError as error:
+            print(f"exactkv: {error.strerror or error}", file=sys.stderr)
+            _discard_output()
+            raise typer.Exit(USAGE_ERROR) from None
+
+
+def _discard_output() -> None:
+    """What is still buffered for standard output goes nowhere, also when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 app = typer.Typer(
@@ -70,6 +79,13 @@ def _exactkv(
 
 def main() -> None:
     """Entry point of the `exactkv` command."""
+    if sys.stderr is None:  # so it is where the shell closed them
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    if sys.stdout is None:
+        print("exactkv: standard output is closed; send it somewhere, such as > file", file=sys.stderr)
+        sys.exit(USAGE_ERROR)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"

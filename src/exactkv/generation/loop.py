@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from exactkv.cache import Cache
+from exactkv.cache.checks import is_int, listed
 from exactkv.errors import InputError
 from exactkv.generation.sampling import GREEDY, Sampling, sample
 from exactkv.models.model import Model
@@ -84,7 +85,7 @@ class Generation(Iterator[Piece]):
         self.max_tokens, self.sampling, self.stop_token_ids = max_tokens, sampling, stop_token_ids
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
-        self._base = cache.lengths[0]
+        self._base = self._position = cache.lengths[0]
         self._prefill_seconds = self._decode_seconds = 0.0
         self._first_token_seconds: float | None = None
         self._pieces = self._run()
@@ -137,16 +138,28 @@ class Generation(Iterator[Piece]):
         started = time.perf_counter()
         last = (len(self.prompt) - 1) // PREFILL_WIDTH * PREFILL_WIDTH
         for start in range(0, last, PREFILL_WIDTH):
+            self._check_position()
             self.model([self.prompt[start : start + PREFILL_WIDTH]], cache=self.cache, logits="none")
+            self._position += PREFILL_WIDTH
             self._prefill_seconds = time.perf_counter() - started
         token = self._next_token(self.prompt[last:])
         self._prefill_seconds = self._first_token_seconds = time.perf_counter() - started
         return token
 
     def _next_token(self, fed: Sequence[int]) -> int:
+        self._check_position()
         logits = self.model([fed], cache=self.cache, logits="last")
+        self._position += len(fed)
         assert logits is not None
         return int(sample(logits[0], self.sampling, self.cache.lengths[0]))
+
+    def _check_position(self) -> None:
+        """Raise InputError where somebody else has fed or rewound the cache since the last token."""
+        if self.cache.lengths != [self._position]:
+            raise InputError(
+                f"the cache stands at {self.cache.lengths}, this generation had left it at {[self._position]}: "
+                "something else used it meanwhile. Give each its own, such as cache.fork(1)."
+            )
 
     def _reason_to_finish(self, token: int) -> str | None:
         if token in self.stop_token_ids:
@@ -172,6 +185,10 @@ def stream(
     """
     if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
         raise InputError(f"max_tokens is {max_tokens!r}; expected an integer >= 1")
+    if not isinstance(model, Model):
+        raise InputError(f"model is a {type(model).__name__}; expected one made by exactkv.load")
+    if cache is not None and not isinstance(cache, Cache):
+        raise InputError(f"cache is a {type(cache).__name__}; expected one made by model.new_cache()")
     if not isinstance(sampling, Sampling):
         raise InputError(f"sampling is {sampling!r}; expected exactkv.Sampling(temperature=..., top_p=..., seed=...)")
     ids = prompt_ids(model, prompt)
@@ -185,7 +202,10 @@ def stream(
     if limit is not None and held + len(ids) > limit:
         before = f" after the {held} in the cache" if held else ""
         raise InputError(f"the prompt has {len(ids)} tokens{before}; at most {limit} fit. Shorten it.")
-    ends = end_token_ids(model) if stop_token_ids is None else frozenset(stop_token_ids)
+    given = None if stop_token_ids is None else listed("stop_token_ids", stop_token_ids)
+    if not all(is_int(i) for i in given or ()):
+        raise InputError(f"stop_token_ids are {given!r}; expected token ids, which are integers")
+    ends = end_token_ids(model) if given is None else frozenset(given)
     return Generation(model, ids, max_tokens, sampling, ends, cache)
 
 

@@ -22,7 +22,7 @@ from exactkv.models.config import Config
 from exactkv.models.families import Family, Transposed, find_family
 from exactkv.models.model import Model
 from exactkv.models.source import DirectorySource, TensorSource, read_json, shown
-from exactkv.models.spec import DecoderSpec, Parameter, parameters
+from exactkv.models.spec import DecoderSpec, Parameter, check_spec, parameters
 
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
 
@@ -177,6 +177,7 @@ def read_spec(family: Family, fields: Mapping[str, Any], accept_fields: Collecti
     config = Config(fields, family.name, accept_fields)
     try:
         spec = family.spec(config)
+        check_spec(spec)
     except LoadError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -297,7 +298,7 @@ def _config_dtype(fields: Mapping[str, Any]) -> torch.dtype | None:
 def _dtype(given: str | torch.dtype) -> torch.dtype | None:
     """The dtype that was asked for; None for "auto"."""
     name = str(given).removeprefix("torch.") if isinstance(given, torch.dtype) else given
-    if name != "auto" and name not in DTYPES:
+    if not isinstance(name, str) or (name != "auto" and name not in DTYPES):
         raise InputError(f"dtype is {given!r}; expected 'auto', {', '.join(map(repr, DTYPES))}, or a torch.dtype")
     return DTYPES.get(name)
 

@@ -169,7 +169,7 @@ def read_json(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise LoadError(f"can't read {file}: {error.strerror or error}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LoadError(f"{file} is not valid JSON: {error}. {_AGAIN}") from error
     if not isinstance(content, dict):
         raise LoadError(f"{file} holds a JSON {type(content).__name__}, expected an object. {_AGAIN}")

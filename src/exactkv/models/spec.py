@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from math import isfinite
 
 from exactkv.cache import AttentionPattern, CacheSpec
 
@@ -126,6 +127,26 @@ class DecoderSpec:
     def ropes(self) -> tuple[RopeSpec, ...]:
         """The rope variants in use, each once."""
         return tuple(dict.fromkeys(x.attention.rope for x in self.layers if x.attention.rope is not None))
+
+
+def check_spec(part: object, name: str = "decoder") -> None:
+    """Raise ValueError where a number of a spec is of another kind than declared, not finite, or has no meaning:
+    sizes and counts are integers of 1 or more, factors are above 0, offsets and scales of terms 0 or more."""
+    may_be_zero = {"anchors", "norm_offset", "QueryTemperature.scale"}
+    for f in fields(part):  # type: ignore[arg-type]
+        value, where = getattr(part, f.name), f"{name}.{f.name}"
+        if isinstance(value, tuple):
+            for i, item in enumerate(dict.fromkeys(value)):
+                if is_dataclass(item):
+                    check_spec(item, f"{where}[{i}]")
+        elif is_dataclass(value):
+            check_spec(value, where)
+        elif str(f.type).startswith(("int", "float")) and value is not None:
+            whole, number = isinstance(value, int), isinstance(value, int | float)
+            zero = f.name in may_be_zero or f"{type(part).__name__}.{f.name}" in may_be_zero
+            fits = (whole if str(f.type).startswith("int") else number) and not isinstance(value, bool)
+            if not fits or not isfinite(value) or value < 0 or (value == 0 and not zero):
+                raise ValueError(f"{where} would be {value!r}")
 
 
 @dataclass(frozen=True)

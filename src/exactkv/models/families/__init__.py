@@ -14,7 +14,8 @@ FAMILIES: tuple[Family, ...] = (llama.FAMILY, gemma3.FAMILY, llama4.FAMILY)
 
 def find_family(config: Mapping[str, Any]) -> Family:
     """The family that reads this config. Raises LoadError, naming those supported, if there is none."""
-    given = [*(config.get("architectures") or []), config.get("model_type")]
+    architectures = config.get("architectures")
+    given = [*(architectures if isinstance(architectures, list) else [architectures]), config.get("model_type")]
     for name in given:
         for family in FAMILIES:
             if name in family.architectures:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from exactkv.errors import LoadError
 from exactkv.models.config import Config
 from exactkv.models.spec import DecoderSpec, FrequencyFactors, LinearScaling, Llama3Scaling, RopeScaling
 
@@ -38,10 +39,14 @@ class Family:
 
 def rope_fields(config: Config, default_base: float = 10_000.0) -> tuple[float, RopeScaling | None]:
     """Base and scaling, from "rope_theta" and "rope_scaling" (older files) or "rope_parameters" (newer)."""
-    merged = {**(config.take("rope_scaling", {}) or {}), **(config.take("rope_parameters", {}) or {})}
-    base = float(config.take("rope_theta", merged.pop("rope_theta", default_base)))
-    merged.pop("rope_theta", None)
-    return base, rope_scaling(config, merged)
+    merged = {**config.take("rope_scaling", {}), **config.take("rope_parameters", {})}
+    bases = {base for base in (config.take("rope_theta", None), merged.pop("rope_theta", None)) if base is not None}
+    if len(bases) > 1:
+        raise LoadError(
+            f"config of a {config.family} model: rope_theta is {' and '.join(map(str, sorted(bases)))}, at the top "
+            "and in rope_parameters; keep the one that the model was trained with"
+        )
+    return float(bases.pop() if bases else default_base), rope_scaling(config, merged)
 
 
 def rope_scaling(config: Config, fields: Mapping[str, object]) -> RopeScaling | None:

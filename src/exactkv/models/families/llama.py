@@ -37,7 +37,7 @@ def spec(config: Config) -> DecoderSpec:
     config.expect("rope_interleaved", False, default=False)
     layer = LayerSpec(
         attention=AttentionSpec(
-            pattern=SlidingWindow(window=window) if window else FullAttention(),
+            pattern=FullAttention() if window is None else SlidingWindow(window=window),
             num_heads=heads,
             num_kv_heads=config.take("num_key_value_heads", heads),
             head_dim=head_dim,

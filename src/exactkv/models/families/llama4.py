@@ -42,7 +42,7 @@ def spec(config: Config) -> DecoderSpec:
     base, scaling = rope_fields(config, default_base=500_000.0)
     rope = RopeSpec(head_dim, base, interleaved=True, scaling=scaling)
     chunk = config.take("attention_chunk_size", 8192, nullable=True)
-    chunked = ChunkedAttention(chunk_size=chunk) if chunk else FullAttention()
+    chunked = FullAttention() if chunk is None else ChunkedAttention(chunk_size=chunk)
     temperature = QueryTemperature(config.take("attn_scale", 0.1), config.take("floor_scale", 8192))
     tuned = bool(config.take("attn_temperature_tuning", True))
     qk_norm = "unit" if config.take("use_qk_norm", True) else None
