@@ -11,7 +11,7 @@ import torch
 from exactkv.cache import join
 from exactkv.errors import InputError, IntegrityError
 from tests.cache.helpers import MIXED, assert_exact, feed
-from tests.tiny import FULL, chunk, random_tokens, tiny_llama4, tiny_model, window
+from tests.tiny import FULL, chunk, random_tokens, tiny_llama4, tiny_model, window, with_ops
 
 # 2.5: a batch is a list of rows.
 
@@ -45,6 +45,22 @@ def test_logits_last_are_each_rows_own_last():
     cache = model.new_cache(3)
     assert model(tokens, cache=cache, lengths=lengths, logits="none") is None
     assert cache.lengths == lengths
+
+
+@pytest.mark.parametrize("pattern", [FULL, window(1), window(5), chunk(4), window(3, 2), chunk(6, 2)], ids=str)
+def test_logits_last_are_those_of_all_where_the_last_layer_has_a_bound(pattern):
+    model = tiny_model([FULL, pattern])
+    for past in (0, 7):
+        for width in range(1, 14):
+            caches = [model.new_cache(2), model.new_cache(2)]
+            for cache in caches:
+                feed(model, cache, random_tokens(past), random_tokens(past, 1))
+            tokens, lengths = [random_tokens(width, 2), random_tokens(width, 3)], [width, width - 1]
+            every = model(tokens, cache=caches[0], lengths=lengths)
+            last = model(tokens, cache=caches[1], lengths=lengths, logits="last")
+            assert (last[0] - every[0, -1]).abs().max() < 1e-12
+            assert width == 1 or (last[1] - every[1, -2]).abs().max() < 1e-12
+            assert (with_ops(model)([tokens[0]])[0, -1] - model([tokens[0]], logits="last")[0]).abs().max() < 1e-12
 
 
 def test_no_cache_equals_an_empty_cache_and_padding_may_hold_anything():
@@ -188,17 +204,25 @@ def test_bounded_layers_keep_their_bound_through_chains_of_forks(reserve):
     assert forks.nbytes < 2.5 * alone
 
 
-def test_the_source_of_a_select_rewinds_and_goes_on_while_the_other_reads():
-    """Rows that another cache still shows must not be written over."""
+@pytest.mark.parametrize("step", [4, 256])
+@pytest.mark.parametrize("other_writes_first", [False, True])
+def test_the_source_of_a_select_rewinds_and_goes_on_while_the_other_reads(step, other_writes_first):
+    """Rows that another cache still shows must not be written over, nor its token ids."""
     model = tiny_model([FULL, window(40)])
-    for step in (4, 256):
-        cache = model.new_cache(step=step, slack=40)
-        feed(model, cache, random_tokens(30))
-        other = cache.select([0])
-        assert cache.rewind(12) == [12]
-        feed(model, cache, random_tokens(25, seed=7))
-        assert_exact(model, other)
-        assert_exact(model, cache)
+    cache = model.new_cache(step=step, slack=40)
+    shown = random_tokens(30)
+    feed(model, cache, shown)
+    other = cache.select([0])
+    if other_writes_first:
+        feed(model, other, [5])
+        shown = [*shown, 5]
+    assert cache.rewind(12) == [12]
+    feed(model, cache, random_tokens(25, seed=7))
+    assert other.tokens(0) == shown
+    assert_exact(model, other)
+    assert other.tokens(0)[: len(shown)] == shown
+    assert cache.tokens(0) == [*random_tokens(12), *random_tokens(25, seed=7)]
+    assert_exact(model, cache)
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])

@@ -12,7 +12,7 @@ import exactkv.cache
 from exactkv.cache import join
 from exactkv.errors import ExactKVError, InputError, IntegrityError
 from tests.cache.helpers import MIXED, assert_exact, feed
-from tests.tiny import FULL, random_tokens, tiny_model
+from tests.tiny import FULL, random_tokens, tiny_model, window
 
 # 2.1: interrupted anywhere, the cache stands where it stood.
 
@@ -89,6 +89,31 @@ def test_interrupted_at_any_line_of_the_cache(operation, stride):
                 assert_exact(model, other)
         lines += stride
     assert lines > 20
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_interrupted_while_rows_move_to_the_front(copies, monkeypatch):
+    """A window of 20 moves where source and destination overlap: one layer is moved, the other not yet."""
+    model = tiny_model([window(20), window(20)])
+    cache = model.new_cache(step=1)
+    feed(model, cache, random_tokens(20))
+    while cache._rows[0].runs[0].memory.capacity < 25 or cache.lengths[0] - cache._rows[0].runs[0].origin < 25:
+        feed(model, cache, [cache.lengths[0] % 97])
+    copy, seen = torch.Tensor.__setitem__, 0
+
+    def failing(tensor, place, value):
+        nonlocal seen
+        copy(tensor, place, value)
+        seen += isinstance(value, torch.Tensor)
+        if seen == copies:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch.Tensor, "__setitem__", failing)
+    with pytest.raises(KeyboardInterrupt):
+        feed(model, cache, [1])
+    monkeypatch.undo()
+    cache.check_integrity()
+    assert_exact(model, cache)
 
 
 def test_a_step_given_up_is_void():
