@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from torch import Tensor
-
 from exactkv.cache.storage import DenseStorage, PartShapes
 
 
@@ -121,8 +119,3 @@ def copy_rows(run: Run, low: int, high: int, target: Memory, origin: int) -> Non
         for source, destination in zip(memory.buffers, target.buffers, strict=True):
             for name, buffer in source.items():
                 destination[name][:, at : at + rows] = buffer[:, index : index + rows]
-
-
-def tensors(memory: Memory) -> Iterator[Tensor]:
-    for layer in memory.buffers:
-        yield from layer.values()
