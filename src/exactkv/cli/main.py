@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from exactkv import __version__
 from exactkv.cli.generate import GenerateCommand, generate
 from exactkv.cli.models import models
+from exactkv.cli.verify import verify
 from exactkv.errors import ExactKVError
 
 USAGE_ERROR, INTERRUPTED, CLOSED_PIPE = 2, 130, 141
@@ -59,6 +60,7 @@ app = typer.Typer(
 )
 app.command(cls=GenerateCommand)(generate)
 app.command()(models)
+app.command()(verify)
 
 
 def _print_version(wanted: bool) -> None:

@@ -57,7 +57,7 @@ def load(
     on, wanted = _device(device), _dtype(dtype)
     place, name = locate(path, quiet=progress is False)
     source, stored = _open(place)
-    family, fields = _text_config(source.config)
+    family, fields = text_config(source.config)
     spec = read_spec(family, fields, accept_fields)
     pieces = plan_reading(family, spec, source.shapes(), name)
     _check_tied(source, family, spec, name)
@@ -160,7 +160,7 @@ def _open(path: Path) -> tuple[TensorSource, torch.dtype]:
     return GGUFSource(path), torch.bfloat16
 
 
-def _text_config(config: Mapping[str, Any]) -> tuple[Family, dict[str, Any]]:
+def text_config(config: Mapping[str, Any]) -> tuple[Family, dict[str, Any]]:
     """The family, and the config of its text model: it may lie in a field of its own, some fields beside."""
     family = find_family(config)
     inner = config.get(family.nested) if family.nested else None

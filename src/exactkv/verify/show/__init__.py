@@ -1,0 +1,1 @@
+"""Reports for people: on a terminal and as one HTML file."""
