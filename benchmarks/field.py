@@ -52,7 +52,11 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "OLMo 3": ("olmo3", "Olmo3ForCausalLM", {}),
     "SmolLM3": ("smollm3", "SmolLM3ForCausalLM", {}),
     "EXAONE 4": ("exaone4", "Exaone4ForCausalLM", {}),
-    "Granite 4 hybrid": ("granitemoehybrid", "GraniteMoeHybridForCausalLM", {}),
+    "Granite 4 hybrid": (
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        {"num_hidden_layers": 12, "layer_types": (["mamba"] * 5 + ["attention"]) * 2},
+    ),
     "GPT-OSS": ("gpt_oss", "GptOssForCausalLM", {}),
     "DeepSeek V3": ("deepseek_v3", "DeepseekV3ForCausalLM", {}),
     "GLM-4-MoE": ("glm4_moe", "Glm4MoeForCausalLM", {}),

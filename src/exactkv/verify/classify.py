@@ -86,7 +86,7 @@ def _feeding(clues: Clues) -> Answer:
     allocated = _allocation(clues)
     if allocated is not None:
         return allocated
-    if clues.evidence.schedule.name == "positions" and clues.status("warm pieces") == EXACT:
+    if clues.evidence.schedule.name == "positions" and not clues.failed(*FEEDING[:6]):
         return "L", "only where the caller names the positions"
     if _differs_from_its_like(clues):
         return "M", f"layer {clues.layer} is the first wrong one, and a layer of the same sort before it is right"
@@ -107,12 +107,15 @@ def _allocation(clues: Clues) -> Answer | None:
     schedule = next((s for s in SCHEDULES if s.name == "allocation"), None)
     if schedule is None or clues.cache not in run.target.caches or clues.status("allocation") == NOT_SUPPORTED:
         return None
-    first: list[int | None] = []
-    for case in run.cases(schedule, clues.cache, run.world):
-        result = run.session(clues.cache, stop=True).run(case)
-        first.append(result.violations[0].position if result.violations else None)
+    found = [run.session(clues.cache, doubt=False).run(c) for c in run.cases(schedule, clues.cache, run.world)]
+    first = [r.violations[0].position if r.violations else None for r in found]
     if len(set(first)) > 1:
         return "A", f"the same steps are first wrong at {first} (None: nowhere) with other allocation steps"
+    for result in found[1:]:
+        for position, difference in result.differences.items():
+            before = found[0].differences.get(position, difference)
+            if abs(difference - before) > 10 * run.judge.tolerance:
+                return "A", f"the row at {position} is wrong by other amounts with other allocation steps"
     return None
 
 
@@ -125,49 +128,60 @@ def _differs_from_its_like(clues: Clues) -> bool:
 
 def _by_sight(clues: Clues) -> Answer:
     """By the tokens that the wrong row ignored, or took in though they are out of its reach."""
-    found, many = clues.seen, _width(clues) > 1
-    bounds = clues.run.world.bounds
+    found, bounds = clues.seen, clues.run.world.bounds
     position = clues.violation.position or 0
     past = bool(bounds) and position >= bounds[0]
-    only_pieces = not clues.failed("steps") and many
-    if found is not None and found.missing and not found.extra:
-        edge = max(found.missing) + 1 == len(found.missing) + min(found.missing) and len(found.missing) == 1
-        first = _first_within(clues, position)
-        if edge and first is not None and found.missing == (first,):
-            return "C", f"the row at {position} ignores token {first}, the first one that it may see"
-        if only_pieces and not past:
-            return "D", f"only in a piece of several tokens: the row at {position} ignores {_some(found.missing)}"
+    if not clues.failed("steps"):
+        if bounds and all(_end(e) >= bounds[0] for e in _failing(clues)):
+            return "B", "token by token it is right; with pieces it goes wrong once a window or chunk is full"
+        return "D", "token by token it is right, several tokens at once onto a warm cache are not"
+    late = _late(clues, position)
+    if found is not None and (found.missing or found.extra) and late:
+        return "B", f"the row at {position} takes in other tokens than it should, but only {late} tokens after the " \
+            "window was first full: what lies where is mixed up"  # fmt: skip
+    if found is not None and found.missing and not _at_the_edge(clues, found, position):
         return "B", f"the row at {position} ignores {_some(found.missing)}, which it may see: they were overwritten " \
-            "or left out of order"  # fmt: skip
+            "or read out of order"  # fmt: skip
+    if found is not None and found.missing:
+        return "C", f"the row at {position} ignores {_some(found.missing)}, the first that it may see"
     if found is not None and found.extra:
         return "C", f"the row at {position} depends on {_some(found.extra)}, which are out of its reach"
-    if only_pieces:
-        big = bool(bounds) and all(_biggest(e) > bounds[0] for e in _failing_pieces(clues))
-        if big and past:
-            return "B", "only pieces larger than the window or chunk fail"
-        return "D", "token by token it is right, several tokens at once onto a warm cache are not"
+    if found is not None and not past and clues.layer:
+        return "M", f"the layers before layer {clues.layer} are right, and no window or chunk is full yet: its own " \
+            "sizes, rope or sharing"  # fmt: skip
     if found is not None:
         return "L", f"the row at {position} depends on the right tokens, but not in the right way: their positions"
-    if not clues.failed("steps"):
-        return "D", "token by token it is right, other ways of feeding are not"
     if past:
         return "C", f"it goes wrong at position {position}, once a window or chunk is full"
     return "L", f"it goes wrong at position {position}, before any window or chunk is full"
 
 
-def _failing_pieces(clues: Clues) -> list[Evidence]:
-    names = ("pieces", "random pieces", "warm pieces", "one feed")
-    return [e for (s, c), e in clues.run.evidence.items() if s in names and c == clues.cache]
+def _at_the_edge(clues: Clues, found: Seen, position: int) -> bool:
+    """Whether what is missing begins with the first token within reach and is one stretch."""
+    first, last = found.missing[0], found.missing[-1]
+    return first == _first_within(clues, position) and last - first + 1 == len(found.missing) and last < position
 
 
-def _biggest(evidence: Evidence) -> int:
+def _late(clues: Clues, position: int) -> int:
+    """How many tokens after its window was first full the first wrong layer goes wrong, if more than one."""
+    layers = clues.run.target.layers
+    size = layers[clues.layer].size if clues.layer is not None and clues.layer < len(layers) else None
+    if size is None or clues.layer_kind() != "sliding" or position <= size + 1:
+        return 0
+    return position - size
+
+
+def _end(evidence: Evidence) -> int:
+    """The length of the text after the feed that went wrong."""
     op = evidence.case[evidence.violation.operation]
-    return len(op.tokens) if isinstance(op, ops.Feed) else 0
+    fed = len(op.tokens) if isinstance(op, ops.Feed) else 1
+    held = sum(len(x.tokens) for x in evidence.case[: evidence.violation.operation] if isinstance(x, ops.Feed))
+    return held + fed
 
 
-def _width(clues: Clues) -> int:
-    op = clues.evidence.case[clues.evidence.violation.operation]
-    return len(op.tokens) if isinstance(op, ops.Feed) else 1
+def _failing(clues: Clues) -> list[Evidence]:
+    """What went wrong in plain feeding on this cache."""
+    return [e for (s, c), e in clues.run.evidence.items() if s in FEEDING[:6] and c == clues.cache]
 
 
 def _first_within(clues: Clues, position: int) -> int | None:
@@ -178,7 +192,7 @@ def _first_within(clues: Clues, position: int) -> int | None:
 
 def _rewinding(clues: Clues) -> Answer:
     if clues.layer_kind() == "recurrent":
-        return "H", "a recurrent layer does not stand at the position that was rewound to"
+        return "H", "feeding is right; a recurrent layer does not stand at the position that was rewound to"
     return "E", "feeding is right; after taking tokens back it is not"
 
 

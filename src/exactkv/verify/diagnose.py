@@ -8,7 +8,7 @@ from contextlib import suppress
 from exactkv.verify import operations as ops
 from exactkv.verify.classify import Clues, classify
 from exactkv.verify.kinds import KINDS
-from exactkv.verify.localize import Replay, Seen, first_wrong, layer_differences, one_cache, seen
+from exactkv.verify.localize import Replay, Seen, first_wrong, layer_differences, replayable, seen
 from exactkv.verify.minimize import Case, minimize
 from exactkv.verify.report import UNDECIDED, Diagnosis, Outcome, Report
 from exactkv.verify.run import Evidence, Run
@@ -99,7 +99,7 @@ def _located(
     run: Run, outcome: Outcome, case: Case, violation: Violation
 ) -> tuple[list[float], int | None, Seen | None]:
     """Differences by layer, the first wrong layer, and what the wrong row depended on there: as far as it goes."""
-    if violation.how != "logits" or not one_cache(case) or outcome.cache not in run.target.caches:
+    if violation.how != "logits" or not replayable(case) or outcome.cache not in run.target.caches:
         return [], None, None
     replay = Replay(run.target, run.judge, outcome.cache)
     differences: list[float] = []

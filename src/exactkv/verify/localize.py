@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from exactkv.verify.probe import reach
 from exactkv.verify.target import Array, Target
 
 _SIMPLE = (ops.New, ops.Feed, ops.Rewind, ops.Settle)
+_KNOWN = (*_SIMPLE, ops.Fork, ops.Reset, ops.SaveLoad, ops.NewStore, ops.Put, ops.Get)
 
 
 @dataclass(frozen=True)
@@ -25,50 +28,85 @@ class Seen:
 
 
 class Replay:
-    """A case of one cache, run again with hidden states in place of logits."""
+    """A case run again without comparing, with hidden states in place of the last feed's logits."""
 
     def __init__(self, target: Target, judge: Judge, kind: str):
         self.target, self.judge, self.kind = target, judge, kind
 
     def hidden(self, case: Sequence[ops.Operation]) -> tuple[list[Array], list[int]]:
-        """Hidden states (L + 1 of [n, D]) of the last feed of ``case``, and all tokens then held."""
-        target = self.target
-        handle: Any = None
-        tokens: list[int] = []
+        """Hidden states (L + 1 of [n, D]) of the last feed of ``case``, and all tokens that its cache then holds."""
+        self.held: dict[str, tuple[Any, list[int]]] = {}
+        self.stores: dict[str, Any] = {}
         states: list[Array] = []
-        feeds = [op for op in case if isinstance(op, ops.Feed)]
-        for op in case:
-            if isinstance(op, ops.New):
-                handle = (
-                    target.rewindable(self.kind, op.rewinds)
-                    if op.rewinds is not None
-                    else target.new_cache(self.kind, step=op.step, max_length=op.max_length)
-                )
-            elif isinstance(op, ops.Feed):
-                tokens += op.tokens
-                if op is feeds[-1]:
-                    states = target.feed_hidden(handle, list(op.tokens))
-                    break
-                target.feed(handle, list(op.tokens), positions=op.positions)
-            elif isinstance(op, ops.Rewind):
-                removed = target.rewind(handle, op.count)
-                missing = tokens[len(tokens) - removed : len(tokens) - op.count] if removed > op.count else []
+        tokens: list[int] = []
+        with tempfile.TemporaryDirectory() as files:
+            self.files = Path(files)
+            last = max(i for i, op in enumerate(case) if isinstance(op, ops.Feed | ops.Get))
+            for i, op in enumerate(case[: last + 1]):
+                if isinstance(op, ops.Feed | ops.Get):
+                    states, tokens = self._fed(op, wanted=i == last)
+                else:
+                    self._do(op)
+        return states, tokens
+
+    def _fed(self, op: ops.Feed | ops.Get, wanted: bool) -> tuple[list[Array], list[int]]:
+        target = self.target
+        if isinstance(op, ops.Get):
+            hit = target.get(self.stores[op.store], list(op.tokens), salt=op.salt)
+            handle = hit.cache if hit.length else target.new_cache(self.kind)
+            self.held[op.into] = (handle, list(op.tokens[: hit.length]))
+            name, new, positions = op.into, [*op.tokens[hit.length :], *op.then], False
+        else:
+            name, new, positions = op.name, list(op.tokens), op.positions
+        handle, tokens = self.held[name]
+        tokens += new
+        if wanted and new:
+            return target.feed_hidden(handle, new), tokens
+        if new:
+            target.feed(handle, new, positions=positions)
+        return [], tokens
+
+    def _do(self, op: ops.Operation) -> None:
+        target = self.target
+        match op:
+            case ops.New(name, step, max_length, rewinds):
+                if rewinds is not None:
+                    made = target.rewindable(self.kind, rewinds)
+                else:
+                    made = target.new_cache(self.kind, step=step, max_length=max_length)
+                self.held[name] = (made, [])
+            case ops.Rewind(name, count):
+                handle, tokens = self.held[name]
+                removed = target.rewind(handle, count)
+                missing = tokens[len(tokens) - removed : len(tokens) - count] if removed > count else []
                 del tokens[len(tokens) - removed :]
                 if missing:
                     target.feed(handle, missing)
                     tokens += missing
-            elif isinstance(op, ops.Settle):
-                target.settle(handle)
-        return states, tokens
+            case ops.Settle(name):
+                target.settle(self.held[name][0])
+            case ops.Fork(name, into):
+                self.held[into] = (target.fork(self.held[name][0]), list(self.held[name][1]))
+            case ops.Reset(name):
+                self.held[name] = (target.reset(self.held[name][0]), [])
+            case ops.SaveLoad(name, into):
+                target.save(self.held[name][0], self.files / into)
+                self.held[into] = (target.load(self.files / into), list(self.held[name][1]))
+            case ops.NewStore(name, entries):
+                self.stores[name] = target.new_store(entries)
+            case ops.Put(store, name, salt):
+                handle, tokens = self.held.pop(name)
+                target.put(self.stores[store], tokens, handle, salt=salt)
+
+
+def replayable(case: Sequence[ops.Operation]) -> bool:
+    """Whether a case can be run again with hidden states."""
+    return all(isinstance(op, _KNOWN) for op in case) and any(isinstance(op, ops.Feed | ops.Get) for op in case)
 
 
 def one_cache(case: Sequence[ops.Operation]) -> bool:
-    """Whether a case is so simple that it can be replayed."""
-    return (
-        all(isinstance(op, _SIMPLE) for op in case)
-        and sum(isinstance(op, ops.New) for op in case) == 1
-        and any(isinstance(op, ops.Feed) for op in case)
-    )
+    """Whether a case feeds one cache and no more, so that it can be told which token stands where."""
+    return all(isinstance(op, _SIMPLE) for op in case) and sum(isinstance(op, ops.New) for op in case) == 1
 
 
 def layer_differences(replay: Replay, case: Sequence[ops.Operation]) -> list[float]:
@@ -93,6 +131,8 @@ def seen(replay: Replay, case: Sequence[ops.Operation], layer: int, position: in
     """On which tokens the output of ``layer`` at ``position`` really depends, against what its windows say.
     None where that cannot be told."""
     target = replay.target
+    if not one_cache(case):
+        return None
     base, tokens = replay.hidden(case)
     row = position - (len(tokens) - len(base[0]))
     if any(isinstance(op, ops.Rewind) for op in case) or not 0 <= row < len(base[0]) or len(tokens) > 80:

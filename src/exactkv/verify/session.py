@@ -136,11 +136,10 @@ class Session:
             if isinstance(later, ops.Feed) and later.name == operation.name and not held.batch:
                 rows[0] += later.tokens
             elif isinstance(later, ops.FeedBatch) and later.name == operation.name:
-                for row, tokens in zip(rows, later.rows, strict=True):
+                for row, tokens in zip(rows, later.rows, strict=False):  # a case made smaller may not fit
                     row += tokens
-            elif operation.name in (getattr(later, "name", ""), *getattr(later, "names", ())):
-                if not isinstance(later, ops.Bytes | ops.Fork | ops.SaveLoad | ops.Settle | ops.Extract):
-                    break
+            elif not isinstance(later, _LEAVING_AS_IT_IS) and operation.name in _named(later):
+                break
         for row in rows:
             self.judge.foresee(self.kind, row)
 
@@ -377,7 +376,8 @@ class Session:
         shared = max((_common(op.tokens, t) for t in store.held.get(op.salt, [])), default=0)
         if hit.length > shared and not op.foreign:
             message = f"{hit.length} tokens were given as reused; no entry shares more than {shared} with the prompt"
-            self._violation("reuse", message, hint="F")
+            # Nearly all of it is of another text: not a prefix cut in the wrong place, but another entry's identity.
+            self._violation("reuse", message, hint="G" if 2 * shared < hit.length else "F")
         if hit.reported is not None and hit.reported != hit.length:
             self._violation("usage", f"{hit.reported} tokens reported as reused, {hit.length} were", hint="T")
         if hit.length < op.least:
@@ -419,6 +419,14 @@ class Session:
 
     def _generate(self, op: ops.Generate) -> None:
         check_generation(self, op)
+
+
+_LEAVING_AS_IT_IS = (ops.Bytes, ops.Fork, ops.SaveLoad, ops.Settle, ops.Extract)
+
+
+def _named(operation: ops.Operation) -> tuple[str, ...]:
+    """The caches that an operation works on."""
+    return (getattr(operation, "name", ""), *getattr(operation, "names", ()))
 
 
 class _Ended(Exception):

@@ -44,17 +44,25 @@ def closing(world: World) -> list[Case]:
 
 
 def stopping(world: World) -> list[Case]:
-    """A stop token that greedy decoding meets: at once, and in the middle."""
-    if not world.generator.stops:
+    """A stop token that greedy decoding meets: at once, in the middle, and just where the limit is. In a batch all
+    have it; or only one has, and it is another row that meets it."""
+    generator = world.generator
+    if not generator.stops:
         return []
     cases: list[Case] = []
-    for prompt in (_prompts(world)[0], _prompts(world)[-1]):
+    prompts = _prompts(world)
+    for prompt in (prompts[0], prompts[-1]):
         told = world.greedy(prompt, 6)
-        for place in (0, 2, 5):
-            others = [p for p in _prompts(world)[1:3] if world.generator.kind == "batch"]
+        for place, limit in ((0, 10), (2, 10), (3, 10), (5, 10), (5, 6)):
             stop = (told[place],)
-            requests = [Request(prompt, 10, stop), *(Request(p, 7, stop) for p in others)]
-            cases.append([Generate(world.generator.name, tuple(requests))])
+            others = prompts[1:3] if generator.kind == "batch" else []
+            asked = [Request(prompt, limit, stop), *(Request(p, 7, stop) for p in others)]
+            cases.append([Generate(generator.name, tuple(asked))])
+    if generator.kind == "batch":
+        theirs = world.greedy(prompts[1], 3)
+        for place in (0, 2):
+            asked = [Request(prompts[0], 8, (theirs[place],)), Request(prompts[1], 8), Request(prompts[-1], 8)]
+            cases.append([Generate(generator.name, tuple(asked))])
     return cases
 
 

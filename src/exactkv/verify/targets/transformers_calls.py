@@ -170,7 +170,8 @@ def feed_batch(model: Any, batch: Any, rows: Any) -> Any:
     ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows])
     new = torch.tensor([[0] * (longest - n) + [1] * n for n in lengths])
     batch["mask"] = torch.cat([batch["mask"], new], dim=1)
-    mask = batch["mask"] if name == "past_key_values" else new  # recurrent models take that of the new tokens
+    # As `generate` does it: models that only recur are told of padding where there can be some, in the first call.
+    mask = batch["mask"] if name == "past_key_values" else new if first else None
     options: Any = {"attention_mask": mask, name: batch["past"]}
     if "position_ids" in accepted:
         options["position_ids"] = (batch["mask"].cumsum(-1) - 1).clamp(0)[:, -longest:]
