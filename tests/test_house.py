@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
+import os
 import re
 import shlex
 import subprocess
@@ -65,11 +67,16 @@ def test_the_readmes_python_runs(capsys):
     assert "full" in capsys.readouterr().out
 
 
+def readme_commands(first_word: str) -> list[str]:
+    blocks = re.findall(r"```\n(exactkv .*?)```", README, re.DOTALL)
+    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if f"exactkv {first_word}" in line]
+
+
 @needs_smollm2
 def test_the_readmes_commands_run():
     """Word for word but for placeholders, and with few tokens."""
-    (block,) = re.findall(r"```\n(exactkv .*?)```", README, re.DOTALL)
-    commands = [line.split("  #")[0].strip() for line in block.splitlines()]
+    commands = [*readme_commands("generate"), *readme_commands("models")]
     assert len(commands) == 4
     for command in commands:
         command = re.sub(r"path/or/org/name|model\.gguf", "smollm2", command)
@@ -84,7 +91,33 @@ def test_the_readmes_commands_run():
         assert done.stdout.strip()
 
 
+def test_the_readmes_verify_commands_run(tmp_path):
+    """With a config of a small Llama, and one schedule."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128, "hidden_size": 64,
+        "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    commands = readme_commands("verify")
+    assert len(commands) == 2
+    for command in commands:
+        words = shlex.split(command.replace("path/or/org/name", "config.json"))
+        library = {"transformers": "transformers", "mlx": "mlx_lm"}[words[words.index("--engine") + 1]]
+        if importlib.util.find_spec(library) is None:
+            continue
+        done = subprocess.run(
+            [sys.executable, "-m", *words, "--schedules", "steps"], capture_output=True, text=True, cwd=tmp_path,
+            timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "exact" in done.stdout
+    assert (tmp_path / "report.html").exists() or importlib.util.find_spec("mlx_lm") is None
+
+
 def test_every_file_that_the_docs_name_is_there():
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for name in re.findall(r"`((?:src|tests|benchmarks|docs|cache|models|ops)/[\w./]+\.py)`", page.read_text()):
+        for name in re.findall(
+            r"`((?:src|tests|benchmarks|docs|cache|models|ops|verify)/[\w./]+\.py)`", page.read_text()
+        ):
             assert (ROOT / name).exists() or (SOURCE / name).exists(), f"{page.name} names {name}"

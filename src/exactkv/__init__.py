@@ -32,6 +32,7 @@ __all__ = [
     "join",
     "load",
     "stream",
+    "verify",
 ]
 
 _MODULES = {
@@ -47,6 +48,8 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "verify":  # a module that can be called
+        return import_module("exactkv.verify")
     if name not in _HOME:
         raise AttributeError(f"module 'exactkv' has no attribute {name!r}; it has: {', '.join(__all__)}")
     value = globals()[name] = getattr(import_module(_HOME[name]), name)

@@ -11,7 +11,7 @@ from exactkv.verify.probe import reach
 from exactkv.verify.report import EXACT, NOT_SUPPORTED, VIOLATION, Report
 from exactkv.verify.run import Evidence, Run
 from exactkv.verify.schedules import SCHEDULES
-from exactkv.verify.session import Violation
+from exactkv.verify.shadow import Violation
 
 Answer = tuple[str, str]
 """A letter, and why."""

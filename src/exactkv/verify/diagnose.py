@@ -13,7 +13,7 @@ from exactkv.verify.minimize import Case, minimize
 from exactkv.verify.report import UNDECIDED, Diagnosis, Outcome, Report
 from exactkv.verify.run import Evidence, Run
 from exactkv.verify.script import script
-from exactkv.verify.session import Violation
+from exactkv.verify.shadow import Violation
 from exactkv.verify.target import NotSupported
 
 BUDGET = 6.0

@@ -17,7 +17,7 @@ def check_generation(session: Session, op: Generate) -> None:
     generator = next(g for g in target.generators if g.name == op.generator)
     given = target.generate(op.generator, list(op.requests), op.close_after)
     if len(given) != len(op.requests):
-        session._violation("count", f"{len(given)} completions came for {len(op.requests)} prompts")
+        session.violation("count", f"{len(given)} completions came for {len(op.requests)} prompts")
         return
     for i, (request, completion) in enumerate(zip(op.requests, given, strict=True)):
         where = f" of prompt {i}" if len(op.requests) > 1 else ""
@@ -38,19 +38,19 @@ def _check_tokens(session: Session, request: Request, done: Completion, where: s
     if wrong is not None:
         i, right, margin = wrong
         message = f"token {i}{where} is {tokens[i]}, greedy decoding gives {right} (margin {margin:.1e})"
-        session._violation("tokens", message, len(prompt) + i - 1, margin, [*prompt, *tokens[:i]])
+        session.violation("tokens", message, len(prompt) + i - 1, margin, [*prompt, *tokens[:i]])
     elif stop is not None and stop + 1 < len(tokens):
-        session._violation("tokens", f"{len(tokens) - stop - 1} tokens{where} came after a stop token", hint="S")
+        session.violation("tokens", f"{len(tokens) - stop - 1} tokens{where} came after a stop token", hint="S")
     elif len(tokens) > limit:
-        session._violation("tokens", f"{len(tokens)} tokens{where} came, at most {limit} were asked for", hint="S")
+        session.violation("tokens", f"{len(tokens)} tokens{where} came, at most {limit} were asked for", hint="S")
     elif stop is None and len(tokens) < (limit if closed is None else min(closed, limit)):
         message = f"{len(tokens)} tokens{where} came, {limit} were asked for, and no stop token was met"
-        session._violation("tokens", message, hint="S")
+        session.violation("tokens", message, hint="S")
     if closed is None and done.finish_reason is not None and len(tokens) <= limit:
         reason = "stop" if stop is not None else "length"
         if done.finish_reason != reason:
             message = f"the finish reason{where} is {done.finish_reason!r}; expected {reason!r}"
-            session._violation("tokens", message, hint="S")
+            session.violation("tokens", message, hint="S")
 
 
 def _check_usage(session: Session, request: Request, done: Completion, where: str) -> None:
@@ -61,13 +61,13 @@ def _check_usage(session: Session, request: Request, done: Completion, where: st
         if said is not None:
             session.result.compared += 1
             if said != true:
-                session._violation("usage", f"{said} {what} tokens{where} were reported; it was {true}", hint="T")
+                session.violation("usage", f"{said} {what} tokens{where} were reported; it was {true}", hint="T")
     if done.cached_tokens is not None and done.forwarded is not None:
         session.result.compared += 1
         computed = len(request.prompt) - done.cached_tokens
         if done.forwarded != computed:
             message = f"{done.cached_tokens} cached tokens{where} leave {computed} to compute; {done.forwarded} were"
-            session._violation("usage", message, hint="T")
+            session.violation("usage", message, hint="T")
 
 
 def _check_cache(session: Session, generator: Generator, request: Request, done: Completion, where: str) -> None:
@@ -81,7 +81,7 @@ def _check_cache(session: Session, generator: Generator, request: Request, done:
         return
     if held > len(whole):
         message = f"the cache left behind{where} says it holds {held} tokens; there were {len(whole)}"
-        session._violation("count", message, hint="I" if generator.kind == "speculative" else "")
+        session.violation("count", message, hint="I" if generator.kind == "speculative" else "")
         return
     more = [*whole[held:], *session.judge.text[:3]]
     logits = session.target.feed(done.cache, more)

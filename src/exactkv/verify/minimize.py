@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from exactkv.verify.operations import Feed, Operation
-from exactkv.verify.session import Violation
+from exactkv.verify.shadow import Violation
 
 Case = list[Operation]
 Failing = Callable[[Case], Violation | None]

@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exactkv.verify.judge import Judge
-from exactkv.verify.target import Layer, Target, Tokens
+from exactkv.verify.target import Array, Layer, Target, Tokens
 
 ENOUGH = 0.7
 """The share of visible tokens that must move a row noticeably, for a verification to mean something."""
+SHARP = 300.0
+"""By so many tolerances the first token that counts must move a row, where those before it do not at all."""
 
 
 @dataclass
@@ -66,19 +68,22 @@ def probe(target: Target, judge: Judge, text: Tokens) -> Probe:
         result.wrong.append((f"changing token {j} moves row {i} by {moved[i, j]:.1e}: it is {what}", int(i)))
         result.differences[int(i)] = float(moved[i, j])
     if not result.wrong and share > ENOUGH:
-        result.wrong += _narrow(within, noticeable)
+        result.wrong += _narrow(within, moved, judge.tolerance)
     return result
 
 
-def _narrow(within: NDArray[np.bool_], noticeable: NDArray[np.bool_]) -> list[tuple[str, int]]:
-    """Rows never see the first token within their reach, but always the next: a window one too small."""
-    edge = [(i, int(np.argmax(within[i]))) for i in range(len(within)) if within[i, : i - 2].any()]
-    edge = [(i, j) for i, j in edge if j > 0]
-    if len(edge) < 6:
+def _narrow(within: NDArray[np.bool_], moved: Array, tolerance: float) -> list[tuple[str, int]]:
+    """Windows narrower than they are said to be: every row ignores the first ``gap`` tokens within its reach
+    wholly, and the next one moves it far more than influence that only fades could explain."""
+    edges = [(i, int(np.argmax(within[i]))) for i in range(len(within))]
+    edges = [(i, j) for i, j in edges if 0 < j < i - 2]
+    if len(edges) < 6:
         return []
-    at = np.array([noticeable[i, j] for i, j in edge])
-    inside = np.array([noticeable[i, j + 1] for i, j in edge])
-    if at.any() or inside.mean() < 0.9:
+    i, j = edges[len(edges) // 2]
+    gap = int(np.argmax(moved[i, j : i + 1] > tolerance))
+    ignored = max((float(moved[i, j : j + gap].max()) for i, j in edges), default=0.0) if gap else np.inf
+    next_one = float(np.median([moved[i, min(i, j + gap)] for i, j in edges]))
+    if ignored > tolerance or next_one < SHARP * tolerance:
         return []
-    i, j = edge[0]
-    return [(f"row {i} and all later ones ignore the first token within their reach (row {i}: token {j})", i)]
+    i, j = edges[0]
+    return [(f"row {i} and all later ones ignore the first {gap} within their reach (row {i}: from token {j} on)", i)]

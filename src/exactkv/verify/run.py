@@ -14,7 +14,8 @@ from exactkv.verify.probe import ENOUGH, probe
 from exactkv.verify.report import Outcome, Report
 from exactkv.verify.schedules import SCHEDULES, Case, Schedule, World
 from exactkv.verify.schedules.world import random_text
-from exactkv.verify.session import Result, Session, Violation
+from exactkv.verify.session import Session
+from exactkv.verify.shadow import Result, Violation
 from exactkv.verify.target import Layer, NotSupported, Target
 from exactkv.verify.worker import Elsewhere
 

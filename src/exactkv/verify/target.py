@@ -277,3 +277,10 @@ class Factory(Protocol):
     """Makes a target of a model file, directory, hub id or config. ``seed`` is of random weights."""
 
     def __call__(self, model: str, *, dtype: str, seed: int) -> Target: ...
+
+
+def brief(error: BaseException) -> str:
+    """An error in a line: its type, and the beginning of what it says."""
+    text = " ".join(str(error).split())
+    shown = text if len(text) <= 200 else f"{text[:200]} …"
+    return f"{type(error).__name__}: {shown}" if text else type(error).__name__

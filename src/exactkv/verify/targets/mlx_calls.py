@@ -5,6 +5,7 @@ What mlx-lm does not offer raises NotImplementedError. Batches, stores and gener
 """
 
 import copy
+from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
@@ -211,7 +212,7 @@ def jittered(model: Any, rows: Any, scale: float, seed: int, one_pass: Any = ful
 def precise(model: Any, rows: Any) -> Any:
     """`full` in float64, which mlx has on the CPU only. The weights are the same. Some operations lack it, and
     older versions then end the whole process instead of raising an error: there it is not tried."""
-    if tuple(int(n) for n in mx.__version__.split(".")[:2]) < (0, 32):
+    if tuple(int(n) for n in version("mlx").split(".")[:2]) < (0, 32):
         raise NotImplementedError("float64 in mlx before 0.32")
     own = dict(tree_flatten(model.parameters()))
     wide = [(n, w.astype(mx.float64)) for n, w in own.items() if mx.issubdtype(w.dtype, mx.floating)]

@@ -22,6 +22,7 @@ IMPORTS = {
     "NamedTuple": "from typing import NamedTuple",
     "mx": "import mlx.core as mx",
     "nn": "import mlx.nn as nn",
+    "version": "from importlib.metadata import version",
     "np": "import numpy as np",
     "tree_flatten": "from mlx.utils import tree_flatten",
     "load_model": "from mlx_lm.utils import load_model",

@@ -19,7 +19,7 @@ from exactkv.errors import InputError, LoadError
 from exactkv.verify.configs import read_config
 from exactkv.verify.layout import describe_layers
 from exactkv.verify.shrink import shrink
-from exactkv.verify.target import Array, Completion, Generator, NotSupported, Refused, Request, Target, Tokens
+from exactkv.verify.target import Array, Completion, Generator, NotSupported, Refused, Request, Target, Tokens, brief
 from exactkv.verify.targets import transformers_calls as calls
 from exactkv.verify.targets.transformers_script import script
 
@@ -47,7 +47,7 @@ def from_recipe(recipe: dict[str, Any]) -> TransformersTarget:
         built = calls.build(recipe["config"], recipe["seed"], dtype, attention)
     except Exception as error:  # whatever a config makes the library stumble over
         kind = recipe["config"].get("model_type")
-        raise LoadError(f"transformers cannot build a tiny {kind} model: {type(error).__name__}: {error}") from error
+        raise LoadError(f"transformers cannot build a tiny {kind} model: {brief(error)}") from error
     return TransformersTarget(built, recipe=recipe)
 
 
@@ -62,7 +62,7 @@ def pretrained(model: str, dtype: str, attention: str | None) -> Any:
     try:
         return AutoModelForCausalLM.from_pretrained(model, **options).eval().requires_grad_(False)
     except Exception as error:
-        raise LoadError(f"transformers cannot load {model}: {type(error).__name__}: {error}") from error
+        raise LoadError(f"transformers cannot load {model}: {brief(error)}") from error
 
 
 def quiet() -> None:
