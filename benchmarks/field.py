@@ -64,7 +64,11 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Mamba-2": ("mamba2", "Mamba2ForCausalLM", {}),
     "Falcon-H1": ("falcon_h1", "FalconH1ForCausalLM", {}),
     "Jamba": ("jamba", "JambaForCausalLM", {}),
-    "LFM2": ("lfm2", "Lfm2ForCausalLM", {}),
+    "LFM2": (
+        "lfm2",
+        "Lfm2ForCausalLM",
+        {"num_hidden_layers": 6, "layer_types": ["conv", "conv", "full_attention"] * 2},
+    ),
     "Qwen3-Next": ("qwen3_next", "Qwen3NextForCausalLM", {}),
     "RecurrentGemma": ("recurrent_gemma", "RecurrentGemmaForCausalLM", {}),
     "GPT-2": ("gpt2", "GPT2LMHeadModel", {}),

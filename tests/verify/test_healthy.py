@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 from exactkv.verify import Target, assert_exact, verify
 from exactkv.verify.report import NOT_SUPPORTED
@@ -27,6 +28,15 @@ WHOLE = ("toy: all kinds", "exactkv: anchors")
 """Verified by all schedules in the quick test; the others by those that take least."""
 QUICK = ("one pass", "visibility", "steps", "pieces", "warm pieces", "rewind", "draft rounds", "fork", "ragged pieces",
          "leaving rows", "joining rows", "prefix store", "generate", "requests")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small are faster on one thread, above all where others use the machine too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -172,8 +172,8 @@ def test_a_window_that_is_not_the_one_claimed_shows(claimed):
 
 def test_a_violation_is_made_as_small_as_it_can_be():
     case = [
-        New("cache"), Feed("cache", tuple(range(1, 9))), Fork("cache", "twin"), Feed("cache", (20,)), Feed("cache", (21,)),
-        Rewind("cache", 1), Feed("cache", (66, 77)), Feed("cache", (5,)),
+        New("cache"), Feed("cache", tuple(range(1, 9))), Fork("cache", "twin"), Feed("cache", (20,)),
+        Feed("cache", (21,)), Rewind("cache", 1), Feed("cache", (66, 77)), Feed("cache", (5,)),
     ]  # fmt: skip
 
     def failing(smaller):

@@ -14,7 +14,8 @@ EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloa
 MARGIN = 8.0
 """The tolerance is so many times the largest noise seen: noise is a maximum over few trials."""
 CEILING = 2e-3
-"""What exceeds this part of max |logit| is not rounding (float32): the one pass itself is not one function."""
+"""What exceeds this part of max |logit| is not rounding (float32; in float64 a two-hundredth of it, since engines
+compute some parts in float32 all the same): the one pass itself is not one function."""
 JUMP = 1000.0
 """A position whose noise is so many times the median one stands at a near-tie (of a router, or a top-k)."""
 
@@ -46,7 +47,7 @@ class Judge:
         whole = self.one_pass(self.text)
         self.scale = float(np.nanmax(np.abs(whole)))
         self.epsilon = EPSILON.get(target.dtype, EPSILON["float32"])
-        self.ceiling = self.scale * min(0.2, CEILING * max(1.0, self.epsilon / EPSILON["float32"]))
+        self.ceiling = self.scale * min(0.2, CEILING * max(0.005, self.epsilon / EPSILON["float32"]))
         noise = self._measure(whole)
         median = float(np.median(noise))
         floor = 4 * self.epsilon * self.scale
@@ -130,9 +131,9 @@ class Judge:
         token, and the margin. Near-ties (twice the tolerance) count as right."""
         if not tokens:
             return None
-        logits = self.expected(kind, [*prompt, *tokens])
+        whole = None if self.by_length else self.expected(kind, [*prompt, *tokens])
         for i, token in enumerate(tokens):
-            row = logits[len(prompt) + i - 1]
+            row = self.expected(kind, [*prompt, *tokens[:i]])[-1] if whole is None else whole[len(prompt) + i - 1]
             best = int(row.argmax())
             if best != token and row[best] - row[token] > 2 * self.tolerance:
                 return i, best, float(row[best] - row[token])

@@ -68,7 +68,7 @@ def ragged(world: World) -> list[Case]:
 
 def ragged_pieces(world: World) -> list[Case]:
     rows = _batch(world, [3, 1, _long(world)])
-    for counts in ((2, 5, 1), (1, 1, 1), (world.bound, 1, 3), (1, 2, 1), (1, 1, 1)):
+    for counts in ((2, 5, 1), (1, 1, 1), (world.bound, 1, 3), (2 * world.bound + 2, 2, 1), (1, 2, 1), (1, 1, 1)):
         rows.feed(*counts)
     return [rows.case]
 

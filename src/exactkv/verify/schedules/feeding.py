@@ -94,11 +94,13 @@ def capacity(world: World) -> list[Case]:
     """A cache made for L tokens takes L; one more is refused (or right)."""
     cases = []
     for length in (world.bound + 3, 3 * world.bound):
-        text = world.text[: length + 1]
-        if len(text) == length + 1:
+        text = world.text[: length + 2]
+        if len(text) == length + 2:
+            # The second shows what the first has overwritten.
+            over: Case = [Overfill(CACHE, text[length : length + 1]), Overfill(CACHE, text[length + 1 :])]
             full: Case = [New(CACHE, max_length=length), Feed(CACHE, text[: length - 3])]
-            cases.append([*full, *steps(CACHE, text[length - 3 : length]), Overfill(CACHE, text[length:])])
-            cases.append([*full, Overfill(CACHE, text[length - 3 :])])
+            cases.append([*full, *steps(CACHE, text[length - 3 : length]), *over])
+            cases.append([*full, Overfill(CACHE, text[length - 3 : length + 1])])
     return cases
 
 

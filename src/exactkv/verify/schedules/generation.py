@@ -52,16 +52,17 @@ def stopping(world: World) -> list[Case]:
     cases: list[Case] = []
     prompts = _prompts(world)
     for prompt in (prompts[0], prompts[-1]):
-        told = world.greedy(prompt, 6)
-        for place, limit in ((0, 10), (2, 10), (3, 10), (5, 10), (5, 6)):
+        told = world.greedy(prompt, 9)
+        new = [i for i in range(9) if told[i] not in told[:i]]  # where a token is met for the first time
+        for place, limit in ((new[0], 12), *((i, 12) for i in new[1:4]), (new[-1], new[-1] + 1)):
             stop = (told[place],)
             others = prompts[1:3] if generator.kind == "batch" else []
             asked = [Request(prompt, limit, stop), *(Request(p, 7, stop) for p in others)]
             cases.append([Generate(generator.name, tuple(asked))])
     if generator.kind == "batch":
-        theirs = world.greedy(prompts[1], 3)
-        for place in (0, 2):
-            asked = [Request(prompts[0], 8, (theirs[place],)), Request(prompts[1], 8), Request(prompts[-1], 8)]
+        own, theirs = world.greedy(prompts[0], 8), world.greedy(prompts[1], 7)
+        for token in [t for t in dict.fromkeys(theirs) if t not in own][:2]:
+            asked = [Request(prompts[0], 8, (token,)), Request(prompts[1], 8), Request(prompts[-1], 8)]
             cases.append([Generate(generator.name, tuple(asked))])
     return cases
 
@@ -81,7 +82,7 @@ def requests(world: World) -> list[Case]:
 
 
 SCHEDULES = [
-    Schedule("generate", "DIL", "greedy generation from every telling prompt", greedy, on="generators"),
+    Schedule("generate", "DILT", "greedy generation from every telling prompt", greedy, on="generators"),
     Schedule("caps", "IS", "limits that fall inside an accepted draft", caps, on="generators"),
     Schedule("closed streams", "I", "streams closed after 1 to 5 tokens; the cache goes on", closing, on="generators"),
     Schedule("stops", "S", "a stop token at once, and in the middle", stopping, on="generators"),

@@ -62,7 +62,7 @@ def owners(world: World) -> list[Case]:
 
 SCHEDULES = [
     Schedule("prefix store", "FH", "prompts shorter, equal, longer and diverging from an entry", prompts, on="first"),
-    Schedule("prefix reuse", "T", "a longer prompt reuses all of an entry", reuse, on="first"),
+    Schedule("prefix reuse", "HT", "a longer prompt reuses all of an entry", reuse, on="first"),
     Schedule("random prefixes", "FGHQ", "many prompts of three symbols through a small store", random_prompts, "first"),
     Schedule("owners", "G", "what is stored for another model or tenant is not given out", owners, on="first"),
 ]
