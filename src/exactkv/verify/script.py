@@ -58,8 +58,13 @@ class _Writer:
         return self._fed(op.name, op.tokens, op.positions)
 
     def _overfill(self, op: ops.Overfill) -> list[str]:
-        return ["# One token more than the cache was made for: expected is an error, or the right logits.",
-                *self._fed(op.name, op.tokens)]  # fmt: skip
+        return [
+            "try:  # more than the cache was made for: expected is an error and nothing changed, or the right logits",
+            *(f"    {line}" for line in self._fed(op.name, op.tokens)),
+            "except Exception as error:",
+            '    print("refused:", error)',
+            *self._length(op.name),
+        ]
 
     def _rewind(self, op: ops.Rewind) -> list[str]:
         lines = [
@@ -79,7 +84,8 @@ class _Writer:
         return [f"{op.into}, {op.into}_text = {self._call('fork', op.name)}, list({op.name}_text)"]
 
     def _reset(self, op: ops.Reset) -> list[str]:
-        return [f"{op.name}, {op.name}_text = {self._call('reset', op.name)}, []"]
+        made = f"{op.name}, {op.name}_text = {self._call('reset', op.name)}, []"
+        return [made, *self._length(op.name)]
 
     def _saveload(self, op: ops.SaveLoad) -> list[str]:
         return [
@@ -144,10 +150,10 @@ class _Writer:
         asked = list(op.tokens)
         return [
             f"prompt = {asked}",
-            f"hit = {self._call('get', op.store, 'prompt', *salt)}",
-            'print("reused", hit.length, "of", len(prompt), "tokens")',
-            f"{op.into} = hit.cache if hit.length else {self._call('new_cache', repr(self.kind))}",
-            f"{op.into}_text, rest = prompt[: hit.length], prompt[hit.length :] + {list(op.then)}",
+            f"got = {self._call('get', op.store, 'prompt', *salt)}",
+            'print("reused", got.length, "of", len(prompt), "tokens")',
+            f"{op.into} = got.cache if got.length else {self._call('new_cache', repr(self.kind))}",
+            f"{op.into}_text, rest = prompt[: got.length], prompt[got.length :] + {list(op.then)}",
             "if rest:",
             f"    logits = {self._call('feed', op.into, 'rest')}",
             f"    {op.into}_text = {op.into}_text + rest",
@@ -158,18 +164,20 @@ class _Writer:
         return [f'print("bytes of the cache:", {self._call("nbytes", op.name)})']
 
     def _generate(self, op: ops.Generate) -> list[str]:
-        asked = ", ".join(f"({list(r.prompt)}, {r.max_tokens}, {list(r.stop)})" for r in op.requests)
+        asked = ", ".join(
+            f"Request(prompt={list(r.prompt)}, max_tokens={r.max_tokens}, stop={list(r.stop)})" for r in op.requests
+        )
         close = [f"close_after={op.close_after}"] if op.close_after else []
         return [
-            f"requests = [{asked}]  # prompt, max_tokens, stop tokens",
+            f"requests = [{asked}]",
             f"for request, done in zip(requests, {self._call('generate', repr(op.generator), 'requests', *close)}):",
-            "    text = list(request[0])",
+            "    text = list(request.prompt)",
             "    for _ in done.tokens:  # greedy decoding by one full pass after another",
             "        text.append(int(full([text])[0][-1].argmax()))",
-            '    print("generated", done.tokens, "expected", text[len(request[0]) :])',
+            '    print("generated", done.tokens, "expected", text[len(request.prompt) :])',
             "    if done.cache is not None:",
             f"        held = {self._call('length', 'done.cache')}",
-            "        whole = list(request[0]) + list(done.tokens)",
+            "        whole = list(request.prompt) + list(done.tokens)",
             "        rest = whole[held:] + [1, 2, 3]",
             f"        logits = {self._call('feed', 'done.cache', 'rest')}",
             '        check(f"on from the cache left behind ({held} held)", logits, whole[:held] + rest, held)',

@@ -129,6 +129,7 @@ class MlxTarget(Target):
     """A model of mlx-lm. ``recipe``: how it was made; ``config``: the model's, to describe its layers."""
 
     engine = "mlx"
+    unbounded_caches = ("rotating",)
 
     def __init__(self, model: Any, recipe: dict[str, Any] | None = None, config: dict[str, Any] | None = None):
         import mlx.core as mx
@@ -239,9 +240,7 @@ class MlxTarget(Target):
     # Batches.
 
     def new_batch(self, rows: int, kind: str | None = None) -> Any:
-        if kind in self.quantized_caches:
-            raise NotSupported("batches of quantized caches")
-        return supported(batches.new_batch, self.model, rows)
+        return supported(batches.new_batch, self.model, rows, kind)
 
     def feed_batch(self, batch: Any, rows: Sequence[Tokens]) -> list[Array]:
         return list(supported(batches.feed_batch, self.model, batch, rows))

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx_lm.models import cache as kv
 
-from exactkv.verify.targets.mlx_calls import numbers
+from exactkv.verify.targets.mlx_calls import new_cache, numbers
 
 
 class Hit(NamedTuple):
@@ -21,17 +21,19 @@ class Batch(list):  # type: ignore[type-arg]
     rows = 0
 
 
-def new_batch(model: Any, rows: int) -> Any:
+def new_batch(model: Any, rows: int, kind: Any = None) -> Any:
     """As `PromptProcessingBatch` starts: caches merged while they are empty."""
     if not hasattr(kv, "BatchKVCache"):
         raise NotImplementedError("batches")
+    if kind in ("8 bit", "4 bit"):
+        raise NotImplementedError("batches of quantized caches")
     batch = Batch()
     batch.rows = rows
     try:
         from mlx_lm.generate import PromptProcessingBatch  # noqa: F401 - versions without it pad prompts at the left
     except ImportError:
         return batch
-    batch[:] = merged([kv.make_prompt_cache(model) for _ in range(rows)])
+    batch[:] = merged([new_cache(model, kind) for _ in range(rows)])
     return batch
 
 

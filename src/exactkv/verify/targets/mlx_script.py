@@ -35,7 +35,7 @@ IMPORTS = {
 NEEDS: dict[str, tuple[str, ...]] = {
     "full": ("numbers",), "full_through_cache": ("feed",), "feed": ("numbers",), "new_cache": ("parts", "quantized"),
     "length": ("parts",), "nbytes": ("parts",), "hidden": ("watched", "numbers"), "jittered": ("watched", "full"),
-    "precise": ("numbers",), "new_batch": ("Batch", "merged"), "merged": ("Batch",), "get": ("Hit",),
+    "precise": ("numbers",), "new_batch": ("Batch", "merged", "new_cache"), "merged": ("Batch",), "get": ("Hit",),
     "feed_batch": ("left_padded", "numbers"), "join": ("merged", "Batch"), "lengths": (), "one": ("received",),
     "drafted": ("received",), "streamed": ("received", "Ids"), "batched": ("stopping",), "all_at_once": ("Ids",),
     "generate": (

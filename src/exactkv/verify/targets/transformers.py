@@ -108,6 +108,7 @@ class TransformersTarget(Target):
         room = fields.get("max_position_embeddings") or fields.get("n_positions") or UNKNOWN
         self.max_length = UNKNOWN if "dynamic" in ropes else int(room)
         self.caches = cache_kinds(model)
+        self.unbounded_caches = ("dynamic, no config",)
         self.quantized_caches = quantized_kinds(model)
         self.generators = generators(model)
 
@@ -169,13 +170,7 @@ class TransformersTarget(Target):
         return int(asked(calls.length, self.model, cache))
 
     def nbytes(self, cache: Any) -> int:
-        bounded = any(layer.kind in ("sliding", "chunked") for layer in self.layers)
-        if bounded and getattr(cache["past"], "layer_class_to_replicate", None) is not None:
-            raise NotSupported("a bound of memory: without a config every row is kept")
-        found: dict[int, int] = {}
-        reach(cache["past"], found, set())
-        found.pop(0, None)  # nothing allocated
-        return sum(found.values())
+        return int(calls.nbytes(self.model, cache))
 
     # One cache.
 
@@ -340,24 +335,6 @@ def croppable(past: Any) -> None:
         raise NotSupported("rewinding this kind of cache")
     if not getattr(past, "is_croppable", True):
         raise NotSupported("rewinding recurrent state, or a cache that says it is not croppable")
-
-
-def reach(value: Any, found: dict[int, int], seen: set[int]) -> None:
-    """Bytes of every memory block that tensors within ``value`` keep alive, by address."""
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, torch.Tensor):
-        storage = value.untyped_storage()
-        found[storage.data_ptr()] = storage.nbytes()
-    elif isinstance(value, dict):
-        for item in value.values():
-            reach(item, found, seen)
-    elif isinstance(value, list | tuple | set):
-        for item in value:
-            reach(item, found, seen)
-    elif type(value).__module__.partition(".")[0] == "transformers" and "config" not in type(value).__module__:
-        reach(getattr(value, "__dict__", None), found, seen)
 
 
 def flat(states: torch.Tensor) -> Array:

@@ -115,6 +115,26 @@ def length(model: Any, cache: Any) -> Any:
     return held if cache["mask"] is None else held - int((cache["mask"] == 0).sum())
 
 
+def nbytes(model: Any, cache: Any) -> int:
+    """Bytes of every memory block that tensors within the cache keep alive."""
+    found, seen, left = {}, set(), [cache["past"]]
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            found[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        elif isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, (list, tuple, set)):
+            left += value
+        elif type(value).__module__.startswith("transformers.") and "config" not in type(value).__module__:
+            left.append(getattr(value, "__dict__", None))
+    found.pop(0, None)  # nothing allocated
+    return sum(found.values())
+
+
 def rewind(model: Any, cache: Any, count: int) -> Any:
     """Take back ``count`` tokens; what was taken back is judged by the cache's own length."""
     before = length(model, cache)

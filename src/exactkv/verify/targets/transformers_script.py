@@ -23,10 +23,11 @@ def script(recipe: dict[str, Any], functions: frozenset[str]) -> str:
     used = closure([*wanted, "build"] if random else wanted)
     imports = inspect.getsource(calls).split('"""', 2)[2].split("\n\n\n")[0].strip()
     parts = [imports.replace("import inspect\n", "import inspect\nfrom functools import partial\n")]
-    parts += [inspect.getsource(FUNCTIONS[name]).rstrip() for name in FUNCTIONS if name in used]
+    own = rf"(?<![.\w])({'|'.join(used)})\("  # calls among them: the names without underscore are bound to the model
+    parts += [re.sub(own, r"_\1(", inspect.getsource(FUNCTIONS[name]).rstrip()) for name in FUNCTIONS if name in used]
     parts.append(random_model(recipe) if random else real_model(recipe))
     bound = ", ".join(wanted)
-    parts.append(f"{bound} = {', '.join(f'partial({name}, model)' for name in wanted)}")
+    parts.append(f"{bound} = {', '.join(f'partial(_{name}, model)' for name in wanted)}")
     if "generate" in wanted:
         parts.append("Request = SimpleNamespace")
     return "\n\n\n".join(parts[:-2]) + "\n\n\n" + "\n".join(parts[-2:]) + "\n"
@@ -51,7 +52,7 @@ def random_model(recipe: dict[str, Any]) -> str:
     if recipe.get("attention"):
         options.append(f"attention={recipe['attention']!r}")
     infinity = 'inf = float("inf")\n' if re.search(r"\binf\b", config) else ""
-    return f"{infinity}config = {config}\nmodel = build(config, {', '.join(options)})"
+    return f"{infinity}config = {config}\nmodel = _build(config, {', '.join(options)})"
 
 
 def real_model(recipe: dict[str, Any]) -> str:
