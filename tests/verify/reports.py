@@ -99,7 +99,7 @@ def mixed() -> Report:
                 reason="claimed 3 tokens taken back, 2 were",
             ),
             violation(
-                "save, load", "static", kinds="O", worst=math.nan, diagnosis=None, reason="NaN at position 20",
+                "save and load", "static", kinds="O", worst=math.nan, diagnosis=None, reason="NaN at position 20",
                 differences=[*differences()[:20], math.nan, math.inf, *differences()[22:]],
             ),
             undecided(),

@@ -55,7 +55,9 @@ def noisy(size):
 
 @pytest.mark.parametrize("size", [1e-9, 1e-6, 1e-4])
 def test_the_tolerance_is_a_multiple_of_the_targets_own_noise(size):
-    judge = Judge(Altered(passes=noisy(size)), TEXT)
+    target = Altered(passes=noisy(size))
+    target.dtype = "float64" if size < 1e-8 else "float32"  # more noise than float64 could have
+    judge = Judge(target, TEXT)
     assert size < judge.noise < 3 * size
     assert 4 * size < judge.tolerance < 40 * size
 

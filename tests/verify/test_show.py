@@ -90,8 +90,8 @@ def test_at_80_columns() -> None:
 
 def test_wide_terminals_have_reasons_in_the_table() -> None:
     text = shown(reports.mixed(), 160)
-    assert re.search(r"^save, load +static .* NaN at position 20 *$", text, re.MULTILINE)
-    assert "✗ save, load [static]:" not in text
+    assert re.search(r"^save and load +static .* NaN at position 20 *$", text, re.MULTILINE)
+    assert "✗ save and load [static]:" not in text
 
 
 def test_each_distinct_fault_has_one_section() -> None:

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -138,17 +138,10 @@ def strict(value: Any) -> Any:
     return str(value)
 
 
-def _names(schedules: str, known: Collection[str]) -> str | list[str]:
-    """The names in a list with commas. Some names have a comma themselves: the longest known one is taken."""
-    parts = [" ".join(part.split()) for part in schedules.split(",") if part.strip()]
-    if parts == ["all"]:
-        return "all"
-    names: list[str] = []
-    while parts:
-        longest = next((n for n in range(len(parts), 1, -1) if ", ".join(parts[:n]) in known), 1)
-        names.append(", ".join(parts[:longest]))
-        del parts[:longest]
-    return names
+def _names(schedules: str) -> str | list[str]:
+    """The names in a list with commas."""
+    names = [" ".join(part.split()) for part in schedules.split(",") if part.strip()]
+    return "all" if names == ["all"] else names
 
 
 # Running.
@@ -173,7 +166,7 @@ def _run(model: str, quiet: bool, schedules: str, **options: Any) -> Report:
     with contextlib.redirect_stdout(stderr), _Bar(shown=not quiet and _is_terminal(stderr)) as bar:
         from exactkv.verify import runner
 
-        names = _names(schedules, {name for name, _, _ in runner.schedule_names()})
+        names = _names(schedules)
         return runner.verify(model, progress=bar, schedules=names, **options)
 
 

@@ -272,7 +272,7 @@ _BY_SCHEDULE: tuple[tuple[tuple[str, ...], Callable[[Clues], Answer]], ...] = (
     (("rewind", "prepared rewind"), _rewinding),
     (("draft rounds",), _drafting),
     (("fork", "two caches", "reset"), _isolating),
-    (("save and load", "new process", "damaged files"), _saving),
+    (("save and load", "new process", "damaged files", "saved batch"), _saving),
     (
         ("batch", "ragged batch", "ragged pieces", "empty rows", "leaving rows", "joining rows", "extracted rows",
          "rewound rows"),

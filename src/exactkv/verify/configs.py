@@ -8,6 +8,12 @@ from typing import Any
 
 from exactkv.errors import LoadError
 
+MOST_LAYERS = 10_000
+_SIZES = {
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "vocab_size", "max_position_embeddings", "sliding_window", "attention_chunk_size", "n_embd", "n_layer", "n_head",
+    "num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank", "q_lora_rank",
+}  # fmt: skip
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.npz", "*.pt")
 
 
@@ -29,4 +35,22 @@ def read_config(model: str) -> dict[str, Any] | None:
         raise LoadError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
         raise LoadError(f"{path} holds a {type(config).__name__}; expected a model's config, a JSON object")
+    _check(config, path)
     return config
+
+
+def _check(config: dict[str, Any], path: Path) -> None:
+    """Refuse what shrinking would put right in silence: a config that no model could have."""
+    text = config.get("text_config")
+    texts = [config, *([text] if isinstance(text, dict) else [])]
+    if not any(isinstance(t.get("model_type"), str) for t in texts):
+        raise LoadError(f"{path} names no model_type; expected the config.json of a model")
+    for fields in texts:
+        for name in _SIZES & fields.keys():
+            value = fields[name]
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31):
+                raise LoadError(f"{path}: {name} = {value!r}; expected a size, an integer of 0 or more")
+        if (fields.get("num_hidden_layers") or 0) > MOST_LAYERS:
+            raise LoadError(
+                f"{path}: num_hidden_layers = {fields['num_hidden_layers']}; at most {MOST_LAYERS} make sense"
+            )

@@ -16,6 +16,10 @@ MARGIN = 8.0
 CEILING = 2e-3
 """What exceeds this part of max |logit| is not rounding (float32; in float64 a two-hundredth of it, since engines
 compute some parts in float32 all the same): the one pass itself is not one function."""
+MARGIN_16_BIT = 4.0
+"""In 16 bits noise is so large that more would hide faults."""
+LAX = 0.1
+"""A tolerance of more than this part of max |logit| decides nothing."""
 JUMP = 1000.0
 """A position whose noise is so many times the median one stands at a near-tie (of a router, or a top-k)."""
 
@@ -54,7 +58,17 @@ class Judge:
         self.tied = noise > max(JUMP * max(median, floor / 4), 0.05 * self.ceiling)
         calm = noise[~self.tied]
         self.noise = float(calm.max()) if calm.size else float(noise.max())
-        self.tolerance = min(MARGIN * self.noise + floor, self.ceiling)
+        margin = MARGIN_16_BIT if self._coarse else MARGIN
+        self.tolerance = min(margin * self.noise + (0.0 if self._coarse else floor), self.ceiling)
+
+    @property
+    def _coarse(self) -> bool:
+        return self.epsilon > 1e-4
+
+    @property
+    def lax(self) -> bool:
+        """Whether the noise is so large that nothing can be decided by it."""
+        return self.tolerance > LAX * self.scale
 
     # Passes.
 
@@ -73,6 +87,8 @@ class Judge:
         """Passes over parts of ``tokens`` will be asked for: one over all of it serves them."""
         if tokens and not self.by_length and kind not in self.target.quantized_caches:
             self.one_pass(tokens)
+        elif tokens and kind in self.target.quantized_caches:
+            self.lossy_pass(kind, tokens)
 
     def _prefix(self, key: tuple[int, ...]) -> Array | None:
         for known, logits in self._passes.items():
@@ -82,10 +98,12 @@ class Judge:
 
     def lossy_pass(self, kind: str, tokens: Tokens) -> Array:
         """Logits of one feed of all ``tokens`` through a new cache of a kind that stores with loss."""
-        key = (kind, tuple(tokens))
-        if key not in self._lossy:
-            self._lossy[key] = self.target.feed(self.target.new_cache(kind), list(tokens))
-        return self._lossy[key]
+        tokens = tuple(tokens)
+        for (known_kind, known), logits in self._lossy.items():
+            if known_kind == kind and known[: len(tokens)] == tokens:
+                return logits[: len(tokens)]
+        made = self._lossy[kind, tokens] = self.target.feed(self.target.new_cache(kind), list(tokens))
+        return made
 
     def expected(self, kind: str | None, tokens: Tokens) -> Array:
         if kind in self.target.quantized_caches and kind is not None:
@@ -111,12 +129,16 @@ class Judge:
         try:
             calm = self.one_pass(key)[position]
             for trial in range(12):
-                shaken = self.target.jittered([key], 4 * self.epsilon * 2 ** (trial // 4), self.seed + trial)[0]
-                if np.abs(shaken[position] - calm).max() > 0.2 * difference:
+                shaken = self.target.jittered([key], self._shake(trial), self.seed + trial)[0]
+                if np.abs(shaken[position] - calm).max() > (0.5 if self._coarse else 0.2) * difference:
                     return True
         except NotSupported:
             pass
         return False
+
+    def _shake(self, trial: int) -> float:
+        """By how much embeddings are disturbed to see whether a row jumps."""
+        return self.epsilon if self._coarse else 4 * self.epsilon * 2 ** (trial // 4)
 
     def greedy(self, prompt: Tokens, count: int) -> list[int]:
         """The next ``count`` tokens by one pass after another."""
@@ -165,7 +187,7 @@ class Judge:
     def _jumps(self, whole: Array, position: int, difference: float) -> bool:
         try:
             for trial in range(8):
-                shaken = self.target.jittered([self.text], 4 * self.epsilon * 2 ** (trial // 4), trial)[0]
+                shaken = self.target.jittered([self.text], self._shake(trial), trial)[0]
                 if np.abs(shaken[position] - whole[position]).max() > 0.2 * difference:
                     return True
         except NotSupported:
@@ -188,7 +210,7 @@ class Judge:
         with suppress(NotSupported):
             found.append(("the one pass in a wider dtype", "", length, target.precise([text])[0]))
         with suppress(NotSupported):
-            for trial in range(3):
+            for trial in range(0 if self._coarse else 3):
                 shaken = target.jittered([text], self.epsilon, self.seed + trial)[0]
                 found.append(("the one pass with embeddings disturbed in the last digit", "", length, shaken))
         return found

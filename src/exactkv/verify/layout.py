@@ -277,3 +277,14 @@ def by_window(config: Config, kind: str, count: int) -> tuple[Layer, ...]:
                    for i in range(count)]  # fmt: skip
         return tuple(FULL if full else Layer("sliding", window) for full in is_full)
     return (FULL,) * count if kind in ALL_FULL else ()
+
+
+def bounded_only(config: Config) -> Config | None:
+    """The same with two of its windowed or chunked layers and no others: beside full layers, through which every row
+    depends on everything, their windows cannot be seen. None where the config does not list its layers, or has
+    no two sorts."""
+    layers = describe_layers(config)
+    bounded = [i for i, layer in enumerate(layers) if layer.kind in ("sliding", "chunked")]
+    if not bounded or len(bounded) == len(layers) or len(config.get("layer_types") or ()) != len(layers):
+        return None
+    return keep(config, len(layers), {}, bounded[:2])

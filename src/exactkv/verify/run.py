@@ -10,6 +10,7 @@ from functools import partial
 from exactkv.errors import InputError
 from exactkv.verify import report as results
 from exactkv.verify.judge import Judge
+from exactkv.verify.layout import bounded_only
 from exactkv.verify.probe import ENOUGH, probe
 from exactkv.verify.report import Outcome, Report
 from exactkv.verify.schedules import SCHEDULES, Case, Schedule, World
@@ -17,6 +18,7 @@ from exactkv.verify.schedules.world import random_text
 from exactkv.verify.session import Session
 from exactkv.verify.shadow import Result, Violation
 from exactkv.verify.target import Layer, NotSupported, Target
+from exactkv.verify.targets import from_recipe
 from exactkv.verify.worker import Elsewhere
 
 ONE_PASS, VISIBILITY = "one pass", "visibility"
@@ -117,6 +119,8 @@ class Run:
         text = self.text[: 40 if self.world.small else 12]
         found = probe(self.target, self.judge, text)
         outcome = Outcome(VISIBILITY, "", "C", results.EXACT, None, self.judge.tolerance, compared=len(text) ** 2)
+        if not found.wrong:
+            found.wrong = self._bounded_alone(text)
         if found.wrong:
             outcome.status, (outcome.reason, _) = results.VIOLATION, found.wrong[0]
             outcome.worst = max(found.differences.values(), default=None)
@@ -128,6 +132,17 @@ class Run:
         else:
             outcome.reason = f"{found.share:.0%} of the tokens that a row may see move it"
         return outcome
+
+    def _bounded_alone(self, text: tuple[int, ...]) -> list[tuple[str, int]]:
+        """What is wrong with the reach of windowed layers in a model that has no others, where one can be made."""
+        with suppress(Exception):  # a config that the library cannot build says nothing
+            recipe = self.target.recipe()
+            config = bounded_only(recipe["config"])
+            if config is not None:
+                target = from_recipe({**recipe, "config": config})
+                found = probe(target, Judge(target, self.text, self.seed), text).wrong
+                return [(f"in a model of its windowed layers alone, {what}", i) for what, i in found]
+        return []
 
     # Schedules.
 
@@ -181,6 +196,10 @@ class Run:
             outcome.reason = f"{len(merged.refused)} times refused: {merged.refused[0]}"
         if unsupported and outcome.status == results.EXACT:
             outcome.reason = f"in part not supported: {unsupported[0]}"
+        if outcome.status == results.EXACT and self.judge.lax and merged.differences:
+            outcome.status = results.UNDECIDED
+            outcome.reason = f"the noise of {self.target.dtype} leaves a tolerance of " \
+                f"{self.judge.tolerance / self.judge.scale:.0%} of the largest logit"  # fmt: skip
         if merged.tied and outcome.status == results.EXACT:
             outcome.reason = f"{merged.tied} near-ties left out. {outcome.reason}".strip()
 

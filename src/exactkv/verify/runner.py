@@ -11,7 +11,7 @@ from exactkv.errors import InputError
 from exactkv.verify import report as results
 from exactkv.verify.diagnose import diagnose
 from exactkv.verify.report import Outcome, Report
-from exactkv.verify.run import ABOUT, NOTHING, Run
+from exactkv.verify.run import ABOUT, NOTHING, VISIBILITY, Run
 from exactkv.verify.schedules import SCHEDULES
 from exactkv.verify.target import Target
 from exactkv.verify.targets import as_target, load
@@ -45,6 +45,8 @@ def verify(
     (`schedule_names`). ``dtype``: "auto" is float32. ``length``: tokens of the main text.
     Raises InputError or LoadError where it cannot run.
     """
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
+        raise InputError(f"seed is {seed!r}; expected an integer from 0 to {2**31 - 1}")
     started = time.monotonic()
     wanted = _wanted(schedules)
     subject, name = _subject(target, engine, "float32" if dtype == "auto" else dtype, seed)
@@ -62,6 +64,8 @@ def verify(
                 report.outcomes.append(outcome)
             if progress is not None:
                 progress(done + 1, len(jobs), label, outcome)
+        if VISIBILITY not in wanted and (seen := run.visibility()).status == results.UNDECIDED:
+            report.outcomes.append(seen)  # whatever was asked for, it would prove nothing
         diagnose(run, report)
     finally:
         run.close()

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from exactkv.verify import operations as ops
 from exactkv.verify.generating import check_generation
 from exactkv.verify.judge import Judge
+from exactkv.verify.patience import LIMIT, time_limit
 from exactkv.verify.shadow import Ended, Result, Shadow, Store
 from exactkv.verify.target import NotSupported, Refused, Target, brief
 from exactkv.verify.worker import Elsewhere
@@ -43,7 +44,8 @@ class Session(Shadow):
                 self.foresee(operations)
                 do: Callable[[Any], None] = getattr(self, "_" + type(operation).__name__.lower())
                 try:
-                    do(operation)
+                    with time_limit(LIMIT):
+                        do(operation)
                 except NotSupported as error:
                     self.result.not_supported = str(error)
                     break
@@ -132,8 +134,9 @@ class Session(Shadow):
         return path
 
     def _saveload(self, op: ops.SaveLoad) -> None:
-        loaded = self.target.load(self._saved(op.name))
-        self.hold(op.into, loaded, self.held[op.name].rows)
+        held, path = self.held[op.name], self._saved(op.name)
+        loaded = self.target.load_batch(path, len(held.rows)) if held.batch else self.target.load(path)
+        self.hold(op.into, loaded, held.rows, held.batch)
         self.check_length(op.into)
 
     def _elsewhere(self, op: ops.Elsewhere) -> None:
@@ -267,6 +270,10 @@ class Session(Shadow):
     def _bytes(self, op: ops.Bytes) -> None:
         held = self.held[op.name]
         now = (len(held.rows[0]), self.target.nbytes(held.handle))
+        with suppress(NotSupported):
+            self.result.compared += 1
+            if (said := self.target.reported_nbytes(held.handle)) != now[1]:
+                self.violation("memory", f"the cache says it holds {said} bytes; it holds {now[1]}", hint="Q")
         if op.growth is not None and held.readings and self.kind not in self.target.unbounded_caches:
             self.result.compared += 1
             (first, first_bytes), (last, last_bytes) = held.readings[0], held.readings[-1]

@@ -197,6 +197,14 @@ class Target:
         """Read it back. Raises Refused where the engine declines the file."""
         raise NotSupported("save and load")
 
+    def load_batch(self, path: Path, rows: int) -> Any:
+        """`load` of a batch of so many rows that `save` has written."""
+        raise NotSupported("save and load of batches")
+
+    def reported_nbytes(self, cache: Any) -> int:
+        """Bytes that the engine itself says the cache holds."""
+        raise NotSupported("a cache's own account of its bytes")
+
     def identifies_model(self) -> bool:
         """Whether a saved cache claims to be refused by a model of other weights."""
         return False

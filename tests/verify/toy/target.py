@@ -107,6 +107,12 @@ class ToyTarget(Target):
         except CacheError as error:
             raise Refused(str(error)) from error
 
+    def load_batch(self, path: Path, rows: int) -> Cache:
+        return self.load(path)
+
+    def reported_nbytes(self, cache: Cache) -> int:
+        return cache.nbytes
+
     def identifies_model(self) -> bool:
         return True
 

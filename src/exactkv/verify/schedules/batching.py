@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exactkv.verify.operations import Extract, Feed, FeedBatch, Ids, Join, New, NewBatch, RewindBatch, Select
+from exactkv.verify.operations import Extract, Feed, FeedBatch, Ids, Join, New, NewBatch, RewindBatch, SaveLoad, Select
 from exactkv.verify.schedules.world import Case, Schedule, World, steps
 
 BATCH = "batch"
@@ -53,7 +53,21 @@ def even(world: World) -> list[Case]:
     pieces.step(2)
     pieces.feed(3, 3)
     pieces.feed(2, 2)
-    return [rows.case, pieces.case]
+    many = _batch(world, [3] * 5)
+    many.step(2)
+    return [rows.case, pieces.case, many.case]
+
+
+def saved(world: World) -> list[Case]:
+    """A batch saved and loaded goes on as it would have."""
+    cases = []
+    for lengths in ([3, 5, 2], [_long(world), 2, 6]):
+        rows = _batch(world, lengths)
+        rows.step(2)
+        rows.case.append(SaveLoad(BATCH, BATCH))
+        rows.step(3)
+        cases.append(rows.case)
+    return cases
 
 
 def ragged(world: World) -> list[Case]:
@@ -98,7 +112,12 @@ def leaving(world: World) -> list[Case]:
     twice.texts = [world.other(40, f"twice {i}") for i in range(3)]
     twice.at = [0, 0, 0]
     twice.step(4)
-    return [*cases, twice.case]
+    repeated = _batch(world, [3, 5])
+    repeated.select(0, 0, 1, 1)
+    repeated.texts = [world.other(40, f"repeated {i}") for i in range(4)]
+    repeated.at = [0, 0, 0, 0]
+    repeated.step(4)
+    return [*cases, twice.case, repeated.case]
 
 
 def joining(world: World) -> list[Case]:
@@ -172,5 +191,6 @@ SCHEDULES = [
     Schedule("leaving rows", "K", "rows leave and change places", leaving),
     Schedule("joining rows", "K", "rows join a batch on its way, and leave", joining),
     Schedule("extracted rows", "K", "a row taken out goes on alone", extracting),
+    Schedule("saved batch", "O", "a batch saved, loaded and continued", saved),
     Schedule("rewound rows", "I", "rows taken back by different counts", rewinding_rows),
 ]

@@ -77,8 +77,9 @@ def long_run(world: World) -> list[Case]:
     case: Case = [New(CACHE)]
     at = min(world.bounds[0] if world.bounds else 8, 16)
     case += [Feed(CACHE, text[:at]), Bytes(CACHE)]
-    full = [layer.kind in ("full", "other") for layer in world.target.layers]
-    growth = sum(full) / len(full) if full else None
+    # Recurrent layers hold as much after one token as ever.
+    growing = [layer.kind in ("full", "other") for layer in world.target.layers if layer.kind != "recurrent"]
+    growth = (sum(growing) / max(1, len(growing))) if world.target.layers else None
     while at < length:
         near = at % 256 in range(250, 256) or at % 256 in range(6) or at % 64 in range(3)
         size = 1 if near else min(16, 250 - at % 256 if at % 256 < 250 else 1)

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from exactkv.verify.schedules import batching, feeding, files, rewinding
 
-_TAKEN = ("steps", "random pieces", "warm pieces", "rewind", "fork", "save and load", "ragged batch", "leaving rows",
-          "joining rows")  # fmt: skip
+_TAKEN = (
+    "steps", "allocation", "long", "random pieces", "warm pieces", "rewind", "fork", "save and load", "ragged batch",
+    "leaving rows", "joining rows",
+)  # fmt: skip
 
 SCHEDULES = [
     replace(s, name=f"quantized: {s.name}", kinds="N", on="quantized")

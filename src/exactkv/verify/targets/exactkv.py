@@ -135,8 +135,12 @@ class ExactKVTarget(Target):
     def length(self, cache: Cache) -> int:
         return cache.lengths[0]
 
-    def nbytes(self, cache: Cache) -> int:
+    def reported_nbytes(self, cache: Cache) -> int:
         return cache.nbytes
+
+    def nbytes(self, cache: Cache) -> int:
+        memories = {id(memory): memory for memory in cache._memories()}
+        return sum(t.nbytes for memory in memories.values() for parts in memory.buffers for t in parts.values())
 
     def rewind(self, cache: Cache, count: int) -> int:
         length = cache.lengths[0]

@@ -232,6 +232,12 @@ class MlxTarget(Target):
     def load(self, path: Path) -> Any:
         return supported(calls.load, path)
 
+    def load_batch(self, path: Path, rows: int) -> Any:
+        return supported(batches.load_batch, path, rows)
+
+    def reported_nbytes(self, cache: Any) -> int:
+        return int(supported(calls.reported_nbytes, cache))
+
     def recipe(self) -> dict[str, Any]:
         if self._made is None:
             raise NotSupported("a second process: the model was given as an object")

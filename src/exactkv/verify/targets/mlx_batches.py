@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx_lm.models import cache as kv
 
-from exactkv.verify.targets.mlx_calls import new_cache, numbers
+from exactkv.verify.targets.mlx_calls import load, nbytes, new_cache, numbers
 
 
 class Hit(NamedTuple):
@@ -34,6 +34,12 @@ def new_batch(model: Any, rows: int, kind: Any = None) -> Any:
     except ImportError:
         return batch
     batch[:] = merged([new_cache(model, kind) for _ in range(rows)])
+    return batch
+
+
+def load_batch(path: Any, rows: int) -> Any:
+    batch = Batch(load(path))
+    batch.rows = rows
     return batch
 
 
@@ -168,4 +174,4 @@ def store_nbytes(store: Any) -> Any:
 
     trie = getattr(store, "_trie", store)
     tree = getattr(trie, "_trie", None) or getattr(trie, "_cache", {})
-    return int(store.nbytes), sum(int(c.nbytes) for prompt_cache in entries(tree) for c in prompt_cache)
+    return int(store.nbytes), sum(nbytes(prompt_cache) for prompt_cache in entries(tree))

@@ -138,6 +138,13 @@ def nbytes(cache: Any) -> int:
     return sum(array.nbytes for array in held)
 
 
+def reported_nbytes(cache: Any) -> int:
+    """What the caches say they hold."""
+    if not all(hasattr(c, "nbytes") for c in cache):
+        raise NotImplementedError("a cache's own account of its bytes")
+    return sum(c.nbytes for c in cache)
+
+
 def save(cache: Any, path: Any) -> None:
     kv.save_prompt_cache(f"{path}.safetensors", cache)
 

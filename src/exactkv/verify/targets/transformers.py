@@ -48,6 +48,7 @@ def from_recipe(recipe: dict[str, Any]) -> TransformersTarget:
     except Exception as error:  # whatever a config makes the library stumble over
         kind = recipe["config"].get("model_type")
         raise LoadError(f"transformers cannot build a tiny {kind} model: {brief(error)}") from error
+    check_causal(built)
     return TransformersTarget(built, recipe=recipe)
 
 
@@ -63,6 +64,15 @@ def pretrained(model: str, dtype: str, attention: str | None) -> Any:
         return AutoModelForCausalLM.from_pretrained(model, **options).eval().requires_grad_(False)
     except Exception as error:
         raise LoadError(f"transformers cannot load {model}: {brief(error)}") from error
+
+
+def check_causal(model: Any) -> None:
+    """Raise LoadError for an encoder that the library also makes a language model of, such as BERT."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as masked
+
+    kind = model.config.model_type
+    if kind in masked and getattr(model.config, "is_decoder", True) is False and hasattr(model.config, "is_decoder"):
+        raise LoadError(f"{kind} as configured sees the tokens after each position; expected a causal decoder")
 
 
 def quiet() -> None:

@@ -136,14 +136,13 @@ def nbytes(model: Any, cache: Any) -> int:
 
 
 def rewind(model: Any, cache: Any, count: int) -> Any:
-    """Take back ``count`` tokens; what was taken back is judged by the cache's own length."""
-    before = length(model, cache)
+    """Take back ``count`` tokens. `crop` returns nothing: where it does not raise, it has promised all of them."""
+    length(model, cache)
     cache["past"].crop(-count)
-    taken = before - length(model, cache)
-    cache["fed"] -= taken
+    cache["fed"] -= count
     if cache["mask"] is not None:
-        cache["mask"] = cache["mask"][:, : cache["mask"].shape[1] - taken]
-    return taken
+        cache["mask"] = cache["mask"][:, : cache["mask"].shape[1] - count]
+    return count
 
 
 def rewindable(model: Any, kind: Any, count: int) -> Any:
@@ -235,11 +234,9 @@ def rewind_batch(model: Any, batch: Any, counts: Any) -> Any:
     counts = list(counts)
     if len(set(counts)) > 1:
         raise NotImplementedError("rewinding rows by different numbers")
-    before = lengths(model, batch)
     batch["past"].crop(-counts[0])
-    taken = [b - a for b, a in zip(before, lengths(model, batch), strict=True)]
-    batch["mask"] = batch["mask"][:, : batch["mask"].shape[1] - taken[0]]
-    return taken
+    batch["mask"] = batch["mask"][:, : batch["mask"].shape[1] - counts[0]]
+    return counts
 
 
 # Generation, greedy.
@@ -292,7 +289,10 @@ def generate(model: Any, generator: str, requests: Any) -> Any:
         model.generation_config = own
     done = []
     for row, request in zip(out.sequences, requests, strict=True):
-        done.append(SimpleNamespace(tokens=cut(row[longest:].tolist(), request), cache=None))
+        tokens = row[longest:].tolist()
+        done.append(
+            SimpleNamespace(tokens=tokens if len(requests) == 1 else own_part(tokens, request, requests), cache=None)
+        )
     past = out.get("past_key_values")
     if len(requests) == 1 and past is not None and "static" not in generator:
         recording = "one call" if any(getattr(layer, "record_past", False) for layer in past.layers) else False
@@ -329,8 +329,12 @@ def continuous(model: Any, requests: Any) -> Any:
     return [SimpleNamespace(tokens=found[i], cache=None) for i in range(len(requests))]
 
 
-def cut(tokens: Any, request: Any) -> Any:
-    """A row's own tokens: up to its own limit and its own stop token."""
-    tokens = tokens[: request.max_tokens]
-    ends = [i for i, token in enumerate(tokens) if token in request.stop]
-    return tokens[: ends[0] + 1] if ends else tokens
+def own_part(tokens: Any, request: Any, requests: Any) -> Any:
+    """A row's own tokens in a batch, which has one limit for all, and padding after a row's stop token. Where it is
+    longer than that limit, or goes on after a stop, it is left as it is, to be seen."""
+    ends = [i for i, token in enumerate(tokens[: request.max_tokens]) if token in request.stop]
+    if len(tokens) > max(r.max_tokens for r in requests):
+        return tokens
+    if ends:
+        return tokens if any(tokens[ends[0] + 1 :]) else tokens[: ends[0] + 1]
+    return tokens[: request.max_tokens]
