@@ -10,95 +10,131 @@ from torch import Tensor
 
 from exactkv.cache import AttentionLayer, Step
 from exactkv.errors import InputError
-from exactkv.models.attention import Attention, last_of_rows
+from exactkv.models.attention import Attention
 from exactkv.models.blocks import in_blocks
-from exactkv.models.mlp import GatedMLP
+from exactkv.models.call import Call, last_of_rows
+from exactkv.models.latent import LatentAttention
+from exactkv.models.mlp import MLP
 from exactkv.models.moe import MixtureOfExperts
-from exactkv.models.norm import RMSNorm
+from exactkv.models.norm import Norm, make_norm
 from exactkv.models.rope import Rotation, frequencies, rotation
-from exactkv.models.spec import DecoderSpec, LayerSpec, MlpSpec, RopeSpec
+from exactkv.models.spec import AttentionSpec, DecoderSpec, MlpSpec, RopeSpec
 from exactkv.ops import TORCH, Ops
 
 LOGITS = ("all", "last", "none")
 
 
 class Layer:
-    """One layer: x + attention(norm x), then x + mlp(norm x), with norms on what is added if the spec says so."""
+    """One layer, the ``number``-th of the decoder: see LayerSpec."""
 
-    def __init__(self, spec: LayerSpec, decoder: DecoderSpec, weights: Mapping[str, Tensor], ops: Ops):
-        def norm(name: str) -> RMSNorm:
-            return RMSNorm(weights[f"{name}.weight"], decoder.norm_eps, decoder.norm_offset)
-
-        self.mlp_norm = norm("mlp.norm")
-        self.attention_post_norm = norm("attention.post_norm") if spec.post_norms else None
-        self.mlp_post_norm = norm("mlp.post_norm") if spec.post_norms else None
-        self.attention = Attention(spec.attention, decoder, within(weights, "attention"), ops)
-        self.mlp: GatedMLP | MixtureOfExperts
+    def __init__(self, decoder: DecoderSpec, number: int, weights: Mapping[str, Tensor], ops: Ops):
+        self.spec = spec = decoder.layers[number]
+        self.mlp_norm = make_norm(decoder, weights, "mlp.norm")
+        self.attention_post_norm = make_norm(decoder, weights, "attention.post_norm")
+        self.mlp_post_norm = make_norm(decoder, weights, "mlp.post_norm")
+        own, slot = within(weights, "attention"), decoder.cache_slots[number]
+        self.attention: Attention | LatentAttention
+        if isinstance(spec.attention, AttentionSpec):
+            self.attention = Attention(spec.attention, decoder, own, ops, number, slot)
+        else:
+            self.attention = LatentAttention(spec.attention, decoder, own, ops, slot)
+        self.mlp: MLP | MixtureOfExperts
         if isinstance(spec.mlp, MlpSpec):
-            self.mlp = GatedMLP(spec.mlp.activation, within(weights, "mlp"), ops)
+            self.mlp = MLP(spec.mlp, within(weights, "mlp"), ops)
         else:
             self.mlp = MixtureOfExperts(spec.mlp, within(weights, "mlp"), ops)
 
-    def __call__(
-        self,
-        x: Tensor,
-        step: Step,
-        layer: AttentionLayer,
-        rotations: Mapping[RopeSpec, Rotation],
-        queries: str = "all",
-    ) -> Tensor:
+    def __call__(self, x: Tensor, call: Call, queries: str = "all") -> Tensor:
         """``x`` [B, T, hidden] -> the same; for ``queries`` "last" (see Attention) [B, 1, hidden]; for "none" it
         is left as it was."""
-        added = self.attention(x, step, layer, rotations, queries)
+        added = self.attention(x, call, queries)
         if added is None:
             return x
         if queries == "last":
-            x = last_of_rows(x, step)
-        x = x + (self.attention_post_norm(added) if self.attention_post_norm else added)
-        if isinstance(self.mlp, GatedMLP):
-            return x.add_(*in_blocks(self._mlp, x))
-        return x.add_(*self._mlp(x))
+            x = last_of_rows(x, call.step)
+        between = x + self._scaled(added, self.attention_post_norm)
+        source = x if self.spec.parallel else between
+        if isinstance(self.mlp, MLP):
+            return between.add_(*in_blocks(self._mlp, source))
+        return between.add_(*self._mlp(source))
 
     def _mlp(self, x: Tensor) -> tuple[Tensor]:
-        added = self.mlp(self.mlp_norm(x))
-        return (self.mlp_post_norm(added) if self.mlp_post_norm else added,)
+        added = self.mlp(x if self.mlp_norm is None else self.mlp_norm(x))
+        return (self._scaled(added, self.mlp_post_norm),)
+
+    def _scaled(self, added: Tensor, norm: Norm | None) -> Tensor:
+        """What is added to the residual: normed and scaled, where the spec says so."""
+        if norm is not None:
+            added = norm(added)
+        return added if self.spec.residual_scale == 1.0 else added * self.spec.residual_scale
 
 
 class Decoder:
-    """``weights``: every tensor of ``spec.parameters(spec)`` by name, of one dtype and on one device."""
+    """``weights``: every tensor of ``parameters(spec)`` by name, of one dtype and on one device."""
 
     def __init__(self, spec: DecoderSpec, weights: Mapping[str, Tensor], ops: Ops = TORCH):
         self.spec, self.weights, self.ops = spec, dict(weights), ops
-        self.embedding = weights["embedding.weight"]
+        self.embedding, self.positions = weights["embedding.weight"], weights.get("positions.weight")
         self.head = self.embedding if spec.tied_head else weights["head.weight"]
+        self.head_bias = weights.get("head.bias")
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
-        self.final_norm = RMSNorm(weights["final_norm.weight"], spec.norm_eps, spec.norm_offset)
-        self.layers = [Layer(layer, spec, within(weights, f"layers.{i}"), ops) for i, layer in enumerate(spec.layers)]
-        self.frequencies = {rope: frequencies(rope, self.dtype, self.device) for rope in spec.ropes}
+        self.final_norm = make_norm(spec, weights, "final_norm")
+        self.layers = [Layer(spec, i, within(weights, f"layers.{i}"), ops) for i in range(len(spec.layers))]
+        self.last_writer = max(i for i, layer in enumerate(spec.layers) if layer.shares is None)
         self.embedding_scale = (
             None if spec.embedding_scale is None else torch.tensor(spec.embedding_scale, dtype=self.dtype).item()
         )
+        self.ropes = spec.ropes
+        self._frequencies: dict[RopeSpec, Tensor] = {}
 
-    def __call__(self, tokens: Tensor, step: Step, layers: tuple[AttentionLayer, ...], logits: str) -> Tensor | None:
+    def __call__(
+        self, tokens: Tensor, step: Step, layers: tuple[AttentionLayer, ...], logits: str, max_length: int
+    ) -> Tensor | None:
         """Walk one call. ``tokens`` [B, T] int64 on the decoder's device, as wide as the step; ``layers`` the
         cache's. ``logits``: "all" -> [B, T, V], "last" -> [B, V], each row's last valid position, "none" -> None.
-        What stands at padded positions is NaN."""
-        rotations = {rope: rotation(rope, freqs, step.positions) for rope, freqs in self.frequencies.items()}
-        x = F.embedding(tokens, self.embedding)  # [B, T, hidden]
-        if self.embedding_scale is not None:
-            x = x * self.embedding_scale
-        for mine, cached in zip(self.layers, layers, strict=True):
-            # The last layer's results are needed only where logits are.
-            queries = logits if mine is self.layers[-1] else "all"
-            x = mine(x, step, cached, rotations, queries)
-        if logits == "none":
-            return None
-        out = self.ops.linear(self.final_norm(x), self.head)
+        What stands at padded positions is NaN. ``max_length``: what rope variants follow that depend on length."""
+        call = Call(step, step.positions, self._rotations(step.positions, max_length), layers)
+        x = self._embedded(tokens, step)  # [B, T, hidden]
+        for i, layer in enumerate(self.layers):
+            # Once no layer writes to the cache any more, results are needed only where logits are.
+            if i == self.last_writer:
+                x = layer(x, call, logits)
+                if logits == "none":
+                    return None
+                call = call.last() if logits == "last" else call
+            else:
+                x = layer(x, call)
+        out = self._logits(x)
         if min(step.counts) < step.width:
             counts = torch.tensor(step.counts, device=out.device)
             valid = counts[:, None] > torch.arange(out.shape[1], device=out.device)
             out.masked_fill_(~valid.unsqueeze(-1), torch.nan)
         return out[:, 0] if logits == "last" else out
+
+    def _embedded(self, tokens: Tensor, step: Step) -> Tensor:
+        x = F.embedding(tokens, self.embedding)
+        if self.embedding_scale is not None:
+            x = x * self.embedding_scale
+        if self.positions is not None:  # a padded token's position may lie beyond the last one
+            x = x + F.embedding(step.positions.clamp(max=self.positions.shape[0] - 1), self.positions)
+        return x
+
+    def _logits(self, x: Tensor) -> Tensor:
+        out = self.ops.linear(x if self.final_norm is None else self.final_norm(x), self.head, self.head_bias)
+        if self.spec.logit_scale != 1.0:
+            out.mul_(self.spec.logit_scale)
+        cap = self.spec.logit_softcap
+        return out if cap is None else out.div_(cap).tanh_().mul_(cap)
+
+    def _rotations(self, positions: Tensor, max_length: int) -> dict[RopeSpec, Rotation]:
+        """Each rope variant's rotations at ``positions``; frequencies are computed once."""
+        found = {}
+        for rope in self.ropes:
+            settled = rope.settled(max_length)
+            if settled not in self._frequencies:
+                self._frequencies[settled] = frequencies(settled, self.dtype, self.device)
+            found[rope] = rotation(settled, self._frequencies[settled], positions)
+        return found
 
 
 def check_logits(logits: str) -> None:

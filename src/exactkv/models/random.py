@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exactkv.models.spec import DecoderSpec, parameters
+from exactkv.models.parameters import parameters
+from exactkv.models.spec import DecoderSpec
 
 
 def random_weights(
@@ -16,7 +17,7 @@ def random_weights(
     gain: float = 1.0,
 ) -> dict[str, Tensor]:
     """Every parameter of ``spec``, drawn so that activations keep their size: matrices normal with standard
-    deviation gain / sqrt(inputs), norms near 1, biases small. The same seed gives the same weights on a device."""
+    deviation gain / sqrt(inputs), norms near 1, biases small, learned logits of the size of scores. The same seed gives the same weights on a device."""
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def normal(shape: tuple[int, ...], deviation: float, mean: float = 0.0) -> Tensor:
@@ -29,7 +30,9 @@ def random_weights(
             weights[name] = normal(parameter.shape, 0.1, 1.0 - spec.norm_offset)
         elif name.endswith(".bias"):
             weights[name] = normal(parameter.shape, 0.1)
-        elif name == "embedding.weight":
+        elif name.endswith(("sinks", "score_bias")):
+            weights[name] = normal(parameter.shape, 0.5)
+        elif name in ("embedding.weight", "positions.weight"):
             weights[name] = normal(parameter.shape, gain)
         else:
             weights[name] = normal(parameter.shape, gain * parameter.shape[-1] ** -0.5)

@@ -20,11 +20,12 @@ class Ops:
     linear: Callable[..., Tensor]
     experts: Callable[..., Tensor]
     gated: Callable[..., Tensor]
+    activate: Callable[..., Tensor]
     top_experts: Callable[..., tuple[Tensor, Tensor]]
 
 
 def _collect(name: str, module: object) -> Ops:
-    return Ops(name, *(getattr(module, f) for f in ("attend", "linear", "experts", "gated", "top_experts")))
+    return Ops(name, *(getattr(module, f) for f in ("attend", "linear", "experts", "gated", "activate", "top_experts")))
 
 
 REFERENCE = _collect("reference", reference)

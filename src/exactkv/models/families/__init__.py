@@ -7,7 +7,7 @@ from typing import Any
 
 from exactkv.errors import LoadError
 from exactkv.models.families import gemma3, llama, llama4
-from exactkv.models.families.family import Family, Source, Transposed
+from exactkv.models.families.family import Alternating, Family, Source, Transposed
 
 FAMILIES: tuple[Family, ...] = (llama.FAMILY, gemma3.FAMILY, llama4.FAMILY)
 
@@ -25,4 +25,4 @@ def find_family(config: Mapping[str, Any]) -> Family:
     raise LoadError(f"unsupported architecture: the config names {shown}. Supported: {supported}.")
 
 
-__all__ = ["FAMILIES", "Family", "Source", "Transposed", "find_family"]
+__all__ = ["FAMILIES", "Alternating", "Family", "Source", "Transposed", "find_family"]

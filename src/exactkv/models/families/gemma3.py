@@ -45,7 +45,7 @@ def spec(config: Config) -> DecoderSpec:
                 head_dim=head_dim,
                 scale=config.take("query_pre_attn_scalar", 256) ** -0.5,
                 rope=ropes[kind],
-                qk_norm="weighted",
+                qk_norm="head",
                 bias=bias,
                 output_bias=bias,
             ),

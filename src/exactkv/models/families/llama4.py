@@ -51,7 +51,10 @@ def spec(config: Config) -> DecoderSpec:
     activation = config.expect("hidden_act", "silu", default="silu")
     inner = config.take("intermediate_size")
     dense = MlpSpec(config.take("intermediate_size_mlp"), activation)
-    moe = MoeSpec(config.take("num_local_experts"), config.take("num_experts_per_tok", 1), inner, inner, activation)
+    moe = MoeSpec(
+        config.take("num_local_experts"), config.take("num_experts_per_tok", 1), inner, activation, inner,
+        scores="sigmoid", scores_input=True,
+    )  # fmt: skip
     step = config.take("interleave_moe_layer_step", 1)
     mixtures = config.take("moe_layers", list(range(step - 1, count, step)))
     layers = []
