@@ -20,9 +20,9 @@ from exactkv.models import embedded
 from exactkv.models.config import Config
 from exactkv.models.families import Family, find_family
 from exactkv.models.model import Model
-from exactkv.models.source import DirectorySource, TensorSource, read_json
 from exactkv.models.parameters import parameters
 from exactkv.models.plan import Piece, plan_reading, stored_name
+from exactkv.models.source import DirectorySource, TensorSource, read_json
 from exactkv.models.spec import DecoderSpec, check_spec
 
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}

@@ -66,7 +66,7 @@ class MixtureOfExperts:
     def _within_best_groups(self, merit: Tensor) -> Tensor:
         """``merit`` [N, E] with -inf outside the best groups (arXiv 2405.04434, section 2.2.2)."""
         s = self.spec
-        grouped = merit.unflatten(1, (s.groups, -1))
+        grouped: Tensor = merit.unflatten(1, (s.groups, -1))
         best = grouped.topk(s.group_best, dim=-1).values.sum(-1)  # [N, groups]
         _, kept = self.ops.top_experts(best, s.top_groups)
         left_out = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, False)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from exactkv.errors import LoadError
-from exactkv.models.families import Alternating, Family, Source, Transposed
+from exactkv.models.families import Alternating, Family, Source
 from exactkv.models.parameters import Parameter, parameters
 from exactkv.models.source import TensorSource, shown
 from exactkv.models.spec import DecoderSpec

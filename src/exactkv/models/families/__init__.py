@@ -6,10 +6,51 @@ from collections.abc import Mapping
 from typing import Any
 
 from exactkv.errors import LoadError
-from exactkv.models.families import gemma3, llama, llama4
+from exactkv.models.families import (
+    cohere2,
+    deepseek,
+    exaone4,
+    gemma,
+    gemma3,
+    glm,
+    gpt2,
+    gpt_neox,
+    gpt_oss,
+    granite,
+    llama,
+    llama4,
+    mistral,
+    mixtral,
+    olmo,
+    phi3,
+    qwen,
+    smollm3,
+    starcoder2,
+)
 from exactkv.models.families.family import Alternating, Family, Source, Transposed
 
-FAMILIES: tuple[Family, ...] = (llama.FAMILY, gemma3.FAMILY, llama4.FAMILY)
+FAMILIES: tuple[Family, ...] = (
+    llama.FAMILY,
+    mistral.FAMILY,
+    mixtral.FAMILY,
+    llama4.FAMILY,
+    qwen.FAMILY,
+    gemma.FAMILY_1,
+    gemma.FAMILY_2,
+    gemma3.FAMILY,
+    phi3.FAMILY,
+    cohere2.FAMILY,
+    olmo.FAMILY,
+    smollm3.FAMILY,
+    granite.FAMILY,
+    glm.FAMILY,
+    deepseek.FAMILY,
+    gpt_oss.FAMILY,
+    exaone4.FAMILY,
+    starcoder2.FAMILY,
+    gpt_neox.FAMILY,
+    gpt2.FAMILY,
+)
 
 
 def find_family(config: Mapping[str, Any]) -> Family:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from exactkv.errors import LoadError
 from exactkv.models.config import Config
-from exactkv.models.spec import DecoderSpec, FrequencyFactors, LinearScaling, Llama3Scaling, RopeScaling
+from exactkv.models.spec import DecoderSpec
 
 
 @dataclass(frozen=True)
@@ -52,37 +51,3 @@ class Family:
     nested: str | None = None
     prefixes: tuple[str, ...] = ("",)
     left_aside: tuple[str, ...] = (r".*rotary_emb\.inv_freq",)
-
-
-def rope_fields(config: Config, default_base: float = 10_000.0) -> tuple[float, RopeScaling | None]:
-    """Base and scaling, from "rope_theta" and "rope_scaling" (older files) or "rope_parameters" (newer)."""
-    merged = {**config.take("rope_scaling", {}), **config.take("rope_parameters", {})}
-    bases = {base for base in (config.take("rope_theta", None), merged.pop("rope_theta", None)) if base is not None}
-    if len(bases) > 1:
-        raise LoadError(
-            f"config of a {config.family} model: rope_theta is {' and '.join(map(str, sorted(bases)))}, at the top "
-            "and in rope_parameters; keep the one that the model was trained with"
-        )
-    return float(bases.pop() if bases else default_base), rope_scaling(config, merged)
-
-
-def rope_scaling(config: Config, fields: Mapping[str, object]) -> RopeScaling | None:
-    """The scaling that a "rope_scaling" dict means; its own fields are checked as the config's are."""
-    inner = Config({k: v for k, v in fields.items() if k != "type"}, f"{config.family} rope")
-    kind = inner.expect(
-        "rope_type", "default", "linear", "llama3", "llama3_factors", default=fields.get("type", "default")
-    )
-    scaling: RopeScaling | None = None
-    if kind == "linear":
-        scaling = LinearScaling(float(inner.take("factor")))
-    elif kind == "llama3_factors":
-        scaling = FrequencyFactors(tuple(float(f) for f in inner.take("factors")))
-    elif kind == "llama3":
-        scaling = Llama3Scaling(
-            float(inner.take("factor")),
-            float(inner.take("low_freq_factor")),
-            float(inner.take("high_freq_factor")),
-            int(inner.take("original_max_position_embeddings")),
-        )
-    inner.finish()
-    return scaling

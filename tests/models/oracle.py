@@ -1,0 +1,102 @@
+"""Tiny random models of transformers', and what is compared with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+transformers = pytest.importorskip("transformers")
+
+BOUND = 1e-5
+VOCAB = 97
+
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+    "attn_implementation": "eager",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """``kind``: of transformers' config and model class. ``fields``: of its config. ``lengths``: of the
+    forward passes, around the boundaries that the case is about. ``without``: sizes that its config does not have."""
+
+    name: str
+    kind: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    lengths: tuple[int, ...] = (1, 7, 33)
+    without: tuple[str, ...] = ()
+
+
+def build(case: Case, seed: int = 0) -> Any:
+    """transformers' model of a case, float32, eager attention, in which every part of a layer matters."""
+    fields = {name: value for name, value in {**SIZES, **case.fields}.items() if name not in case.without}
+    if case.kind == "Llama4Vision":
+        vision = transformers.Llama4VisionConfig(
+            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+            image_size=28, patch_size=14, vision_output_dim=16,
+            projector_input_dim=16, projector_output_dim=16,
+        )  # fmt: skip
+        text = transformers.Llama4TextConfig(**fields)
+        config = transformers.Llama4Config(text_config=text, vision_config=vision, attn_implementation="eager")
+        return draw(transformers.Llama4ForConditionalGeneration(config).eval(), seed)
+    make = getattr(transformers, f"{case.kind}TextConfig", None) or getattr(transformers, f"{case.kind}Config")
+    head = "GPT2LMHeadModel" if case.kind == "GPT2" else f"{case.kind}ForCausalLM"
+    return draw(getattr(transformers, head)(make(**fields)).eval(), seed)
+
+
+@torch.no_grad()
+def draw(model: Any, seed: int) -> Any:
+    """Weights under which attention is far from uniform: transformers' own (deviation 0.02) hide faults."""
+    generator = torch.Generator().manual_seed(seed)
+    neutral = 0.0 if type(model).__name__ in ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM") else 1.0
+    for name, weight in [*model.named_parameters(), *model.named_buffers()]:
+        if isinstance(weight, torch.nn.Buffer) and not name.endswith("e_score_correction_bias"):
+            continue
+        if "norm" in name or ".ln_" in name:
+            weight.normal_(0.0 if name.endswith("bias") else neutral, 0.1, generator=generator)
+        elif weight.dim() < 2:
+            weight.normal_(0.0, 0.5, generator=generator)
+        elif any(part in name for part in ("embed_tokens", "embed_in", "wte", "wpe")):
+            weight.normal_(0.0, 1.0, generator=generator)
+        else:
+            inputs = weight[0].numel() if weight.dim() == 4 else weight.shape[1]
+            weight.normal_(0.0, inputs**-0.5, generator=generator)
+    return model
+
+
+def tokens(batch: int, length: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * length + seed)
+    return torch.randint(0, VOCAB, (batch, length), generator=generator)
+
+
+@torch.no_grad()
+def oracle_logits(oracle: Any, ids: Tensor) -> Tensor:
+    """One forward pass of transformers without cache. [B, T, V]"""
+    text = oracle.config.get_text_config()
+    arguments: dict[str, Any] = {}
+    if getattr(text, "attention_chunk_size", 0) is None:
+        # transformers' Llama 4 makes no mask for "no chunks", though its config allows it; it takes one.
+        length = ids.shape[1]
+        hidden = torch.ones(length, length).triu(1).bool()
+        mask = torch.zeros(length, length).masked_fill(hidden, torch.finfo(torch.float32).min)[None, None]
+        arguments["attention_mask"] = {"full_attention": mask, "chunked_attention": mask}
+    return oracle(input_ids=ids, use_cache=False, **arguments).logits
+
+
+def difference(ours: Tensor | None, theirs: Tensor) -> float:
+    """Largest difference, relative to the largest logit."""
+    assert ours is not None and ours.shape == theirs.shape
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
