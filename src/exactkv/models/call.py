@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from exactkv.cache import AttentionLayer, KVView, Step
+from exactkv.cache import AttentionLayer, KVView, RecurrentLayer, Step
 from exactkv.models.rope import Rotation
 from exactkv.models.spec import RopeSpec
 
@@ -16,13 +16,15 @@ from exactkv.models.spec import RopeSpec
 @dataclass(frozen=True)
 class Call:
     """``positions`` [B, T]: of the rows of the layers' input. ``rotations``: of each rope variant, there.
-    ``layers``: the cache's, one for each layer that has rows of its own. ``views``: what each of those has shown,
-    by the decoder layer's number, for layers that share it."""
+    ``layers``: the cache's, one for each layer that has rows of its own. ``recurrent``: the cache's, one for each
+    layer that has a state. ``views``: what each of ``layers`` has shown, by the decoder layer's number, for layers
+    that share it."""
 
     step: Step
     positions: Tensor
     rotations: Mapping[RopeSpec, Rotation]
     layers: tuple[AttentionLayer, ...]
+    recurrent: tuple[RecurrentLayer, ...] = ()
     views: dict[int, KVView] = field(default_factory=dict)
 
     def last(self) -> Call:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exactkv.cache import AttentionLayer, Step
+from exactkv.cache import CacheSpec, Step
 from exactkv.errors import InputError
 from exactkv.models.attention import Attention
 from exactkv.models.blocks import in_blocks
@@ -17,8 +17,9 @@ from exactkv.models.latent import LatentAttention
 from exactkv.models.mlp import MLP
 from exactkv.models.moe import MixtureOfExperts
 from exactkv.models.norm import Norm, make_norm
+from exactkv.models.recurrent.mixer import make_recurrent
 from exactkv.models.rope import Rotation, frequencies, rotation
-from exactkv.models.spec import AttentionSpec, DecoderSpec, MlpSpec, RopeSpec
+from exactkv.models.spec import AttentionSpec, DecoderSpec, LatentAttentionSpec, MlpSpec, RopeSpec
 from exactkv.ops import TORCH, Ops
 
 LOGITS = ("all", "last", "none")
@@ -33,33 +34,50 @@ class Layer:
         self.attention_post_norm = make_norm(decoder, weights, "attention.post_norm")
         self.mlp_post_norm = make_norm(decoder, weights, "mlp.post_norm")
         own, slot = within(weights, "attention"), decoder.cache_slots[number]
-        self.attention: Attention | LatentAttention
-        if isinstance(spec.attention, AttentionSpec):
+        self.attention: Attention | LatentAttention | None = None
+        if isinstance(spec.attention, AttentionSpec) and slot is not None:
             self.attention = Attention(spec.attention, decoder, own, ops, number, slot)
-        else:
+        elif isinstance(spec.attention, LatentAttentionSpec) and slot is not None:
             self.attention = LatentAttention(spec.attention, decoder, own, ops, slot)
-        self.mlp: MLP | MixtureOfExperts
+        self.recurrent, slot = None, decoder.recurrent_slots[number]
+        if spec.recurrent is not None and slot is not None:
+            self.recurrent = make_recurrent(spec.recurrent, decoder, within(weights, "recurrent"), ops, slot)
+        self.mlp: MLP | MixtureOfExperts | None = None
         if isinstance(spec.mlp, MlpSpec):
             self.mlp = MLP(spec.mlp, within(weights, "mlp"), ops)
-        else:
+        elif spec.mlp is not None:
             self.mlp = MixtureOfExperts(spec.mlp, within(weights, "mlp"), ops)
 
     def __call__(self, x: Tensor, call: Call, queries: str = "all") -> Tensor:
         """``x`` [B, T, hidden] -> the same; for ``queries`` "last" (see Attention) [B, 1, hidden]; for "none" it
         is left as it was."""
-        added = self.attention(x, call, queries)
+        added = self._mixed(x, call, queries)
         if added is None:
             return x
         if queries == "last":
             x = last_of_rows(x, call.step)
         between = x + self._scaled(added, self.attention_post_norm)
         source = x if self.spec.parallel else between
+        if self.mlp is None:
+            return between
         if isinstance(self.mlp, MLP):
             return between.add_(*in_blocks(self._mlp, source))
         return between.add_(*self._mlp(source))
 
+    def _mixed(self, x: Tensor, call: Call, queries: str) -> Tensor | None:
+        """What attention and recurrence give together."""
+        attended = None if self.attention is None else self.attention(x, call, queries)
+        carried = None if self.recurrent is None else self.recurrent(x, call, queries)
+        if attended is None or carried is None:
+            scale = self.spec.attention_scale if carried is None else self.spec.recurrent_scale
+            one = attended if carried is None else carried
+            return one if one is None or scale == 1.0 else one * scale
+        return attended * self.spec.attention_scale + carried * self.spec.recurrent_scale
+
     def _mlp(self, x: Tensor) -> tuple[Tensor]:
+        assert self.mlp is not None
         added = self.mlp(x if self.mlp_norm is None else self.mlp_norm(x))
+        added = added if self.spec.mlp_scale == 1.0 else added * self.spec.mlp_scale
         return (self._scaled(added, self.mlp_post_norm),)
 
     def _scaled(self, added: Tensor, norm: Norm | None) -> Tensor:
@@ -87,13 +105,11 @@ class Decoder:
         self.ropes = spec.ropes
         self._frequencies: dict[RopeSpec, Tensor] = {}
 
-    def __call__(
-        self, tokens: Tensor, step: Step, layers: tuple[AttentionLayer, ...], logits: str, max_length: int
-    ) -> Tensor | None:
-        """Walk one call. ``tokens`` [B, T] int64 on the decoder's device, as wide as the step; ``layers`` the
-        cache's. ``logits``: "all" -> [B, T, V], "last" -> [B, V], each row's last valid position, "none" -> None.
+    def __call__(self, tokens: Tensor, step: Step, cache: CacheSpec, logits: str, max_length: int) -> Tensor | None:
+        """Walk one call. ``tokens`` [B, T] int64 on the decoder's device, as wide as the step; ``cache``: its
+        layers. ``logits``: "all" -> [B, T, V], "last" -> [B, V], each row's last valid position, "none" -> None.
         What stands at padded positions is NaN. ``max_length``: what rope variants follow that depend on length."""
-        call = Call(step, step.positions, self._rotations(step.positions, max_length), layers)
+        call = Call(step, step.positions, self._rotations(step.positions, max_length), cache.layers, cache.recurrent)
         x = self._embedded(tokens, step)  # [B, T, hidden]
         for i, layer in enumerate(self.layers):
             # Once no layer writes to the cache any more, results are needed only where logits are.

@@ -132,10 +132,10 @@ class Model:
                 raise InputError(f"{max(counts)} tokens were given; {whose} at most {limit} a row")
             spec = self._cache_spec(limit)
             step = uncached_step(spec, make_storage("dense", self.dtype, self.device, False), width, counts)
-            return self.decoder(ids.to(self.device), step, spec.layers, logits, limit)
+            return self.decoder(ids.to(self.device), step, spec, logits, limit)
         fed = [row[:n] for row, n in zip(ids.tolist(), counts, strict=True)]
         step = cache.begin(width, counts, fed)
-        out = self.decoder(ids.to(self.device), step, cache.layers, logits, self._within_limit(cache.max_length))
+        out = self.decoder(ids.to(self.device), step, cache.spec, logits, self._within_limit(cache.max_length))
         cache.commit(step)
         return out
 

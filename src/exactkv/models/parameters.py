@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from exactkv.models.recurrent.parameters import shapes
 from exactkv.models.spec import AttentionSpec, DecoderSpec, LatentAttentionSpec, LayerSpec, MlpSpec, MoeSpec
 
 
@@ -39,15 +40,19 @@ def _norm(name: str, spec: DecoderSpec) -> dict[str, Parameter]:
 
 def _layer(layer: LayerSpec, spec: DecoderSpec) -> dict[str, Parameter]:
     found: dict[str, Parameter] = {}
-    for name in ("attention", "mlp"):
-        if layer.pre_norms:
+    for name, part in (("attention", layer.attention), ("recurrent", layer.recurrent), ("mlp", layer.mlp)):
+        if layer.pre_norms and part is not None:
             found |= _norm(f"{name}.norm", spec)
-        if layer.post_norms:
-            found |= _norm(f"{name}.post_norm", spec)
+    for name in ("attention", "mlp") if layer.post_norms else ():
+        found |= _norm(f"{name}.post_norm", spec)
     attention = _attention if isinstance(layer.attention, AttentionSpec) else _latent_attention
     mlp = _mlp if isinstance(layer.mlp, MlpSpec) else _moe
-    found |= {f"attention.{n}": p for n, p in attention(layer.attention, spec.hidden_size).items()}  # type: ignore[arg-type]
-    found |= {f"mlp.{n}": p for n, p in mlp(layer.mlp, spec.hidden_size).items()}  # type: ignore[arg-type]
+    if layer.attention is not None:
+        found |= {f"attention.{n}": p for n, p in attention(layer.attention, spec.hidden_size).items()}  # type: ignore[arg-type]
+    if layer.recurrent is not None:
+        found |= {f"recurrent.{n}": Parameter(s) for n, s in shapes(layer.recurrent, spec.hidden_size).items()}
+    if layer.mlp is not None:
+        found |= {f"mlp.{n}": p for n, p in mlp(layer.mlp, spec.hidden_size).items()}  # type: ignore[arg-type]
     return found
 
 

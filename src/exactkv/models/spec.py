@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from math import isfinite
 
 from exactkv.cache import AttentionPattern, CacheSpec
+from exactkv.models.recurrent.spec import RecurrentSpec
 
 
 @dataclass(frozen=True)
@@ -209,22 +210,31 @@ class MoeSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """x + attention(norm x), then that + mlp(norm of it).
+    """x + attention(norm x) + recurrent(norm x), then that + mlp(norm of it); what is None is left out.
 
     ``pre_norms``: the norms before; ``post_norms``: norms on what is added. ``parallel``: the MLP reads the
-    layer's input, too. ``residual_scale`` multiplies what is added."""
+    layer's input, too. ``residual_scale`` multiplies what is added; ``attention_scale``, ``recurrent_scale``,
+    ``mlp_scale`` what each gives."""
 
-    attention: AttentionSpec | LatentAttentionSpec
-    mlp: MlpSpec | MoeSpec
+    attention: AttentionSpec | LatentAttentionSpec | None
+    mlp: MlpSpec | MoeSpec | None
     pre_norms: bool = True
     post_norms: bool = False
     parallel: bool = False
     residual_scale: float = 1.0
+    recurrent: RecurrentSpec | None = None
+    attention_scale: float = 1.0
+    recurrent_scale: float = 1.0
+    mlp_scale: float = 1.0
 
     @property
     def shares(self) -> int | None:
         """Number of the layer whose rows in the cache this one reads; None if it has its own."""
         return self.attention.shares if isinstance(self.attention, AttentionSpec) else None
+
+    @property
+    def rope(self) -> RopeSpec | None:
+        return None if self.attention is None else self.attention.rope
 
 
 @dataclass(frozen=True)
@@ -251,20 +261,30 @@ class DecoderSpec:
     logit_softcap: float | None = None
 
     def cache_spec(self, identity: str) -> CacheSpec:
-        """What a cache of this decoder holds: the parts of each layer that has rows of its own."""
-        kept = [(x.attention.pattern, x.attention.parts) for x in self.layers if x.shares is None]
-        return CacheSpec(kept, identity, self.max_length)
+        """What a cache of this decoder holds: the parts of each layer that has rows of its own, or a state."""
+        kept = [(x.attention.pattern, x.attention.parts) for x in self.layers if x.attention and x.shares is None]
+        states = [x.recurrent.parts for x in self.layers if x.recurrent]
+        return CacheSpec(kept, identity, self.max_length, states)
 
     @property
-    def cache_slots(self) -> tuple[int, ...]:
-        """For each layer, the number of the cache's layer that it reads."""
-        owners = [i for i, layer in enumerate(self.layers) if layer.shares is None]
-        return tuple(owners.index(i if x.shares is None else x.shares) for i, x in enumerate(self.layers))
+    def cache_slots(self) -> tuple[int | None, ...]:
+        """For each layer, the number of the cache's layer that its attention reads; None without attention."""
+        owners = [i for i, layer in enumerate(self.layers) if layer.attention and layer.shares is None]
+        return tuple(
+            owners.index(i if x.shares is None else x.shares) if x.attention else None
+            for i, x in enumerate(self.layers)
+        )
+
+    @property
+    def recurrent_slots(self) -> tuple[int | None, ...]:
+        """For each layer, the number of the cache's recurrent layer that is its; None if it is not recurrent."""
+        owners = [i for i, layer in enumerate(self.layers) if layer.recurrent]
+        return tuple(owners.index(i) if x.recurrent else None for i, x in enumerate(self.layers))
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
         """The rope variants in use, each once."""
-        return tuple(dict.fromkeys(x.attention.rope for x in self.layers if x.attention.rope is not None))
+        return tuple(dict.fromkeys(x.rope for x in self.layers if x.rope is not None))
 
 
 def check_spec(part: object, name: str = "decoder") -> None:
@@ -272,6 +292,7 @@ def check_spec(part: object, name: str = "decoder") -> None:
     sizes and counts are integers of 1 or more, factors are above 0, offsets and scales of terms 0 or more."""
     may_be_zero = {
         "anchors", "first", "norm_offset", "shared_intermediate_size", "shares", "sparsity", "QueryTemperature.scale",
+        "dt_min",
     }  # fmt: skip
     for f in fields(part):  # type: ignore[arg-type]
         value, where = getattr(part, f.name), f"{name}.{f.name}"

@@ -73,8 +73,8 @@ def decoder(
     no "tie_word_embeddings" means. With dynamic NTK the maximum length is what its factor makes of it."""
     length = config.take("max_position_embeddings", 2048)
     for layer in layers:
-        if layer.attention.rope is not None and isinstance(layer.attention.rope.scaling, DynamicNtk):
-            length = int(config.take("max_position_embeddings") * layer.attention.rope.scaling.factor)
+        if layer.rope is not None and isinstance(layer.rope.scaling, DynamicNtk):
+            length = int(config.take("max_position_embeddings") * layer.rope.scaling.factor)
     return DecoderSpec(
         family=config.family,
         vocab_size=config.take("vocab_size"),
