@@ -40,8 +40,8 @@ class Case:
     without: tuple[str, ...] = ()
 
 
-def build(case: Case, seed: int = 0) -> Any:
-    """transformers' model of a case, float32, eager attention, in which every part of a layer matters."""
+def config_of(case: Case) -> Any:
+    """transformers' config of a case."""
     fields = {name: value for name, value in {**SIZES, **case.fields}.items() if name not in case.without}
     if case.kind == "Llama4Vision":
         vision = transformers.Llama4VisionConfig(
@@ -50,11 +50,16 @@ def build(case: Case, seed: int = 0) -> Any:
             projector_input_dim=16, projector_output_dim=16,
         )  # fmt: skip
         text = transformers.Llama4TextConfig(**fields)
-        config = transformers.Llama4Config(text_config=text, vision_config=vision, attn_implementation="eager")
-        return draw(transformers.Llama4ForConditionalGeneration(config).eval(), seed)
+        return transformers.Llama4Config(text_config=text, vision_config=vision, attn_implementation="eager")
     make = getattr(transformers, f"{case.kind}TextConfig", None) or getattr(transformers, f"{case.kind}Config")
-    head = "GPT2LMHeadModel" if case.kind == "GPT2" else f"{case.kind}ForCausalLM"
-    return draw(getattr(transformers, head)(make(**fields)).eval(), seed)
+    return make(**fields)
+
+
+def build(case: Case, seed: int = 0) -> Any:
+    """transformers' model of a case, float32, eager attention, in which every part of a layer matters."""
+    head = {"GPT2": "GPT2LMHeadModel", "Llama4Vision": "Llama4ForConditionalGeneration"}
+    model = getattr(transformers, head.get(case.kind, f"{case.kind}ForCausalLM"))(config_of(case))
+    return draw(model.eval(), seed)
 
 
 @torch.no_grad()

@@ -23,15 +23,6 @@ from tests.models.cases_mixtures import MIXTURES
 from tests.models.oracle import BOUND, VOCAB, Case, build, difference, oracle_logits, tokens
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """On tensors this small a second thread only waits, for long where other programs use the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module", params=(*CASES, *DENSE, *MIXTURES), ids=lambda case: case.name)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """(case, transformers' model, ours)"""
