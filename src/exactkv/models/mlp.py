@@ -28,6 +28,8 @@ class MLP:
         if not self.spec.gated:
             return self.ops.linear(self.ops.activate(up, self.spec.activation), self.down, self.down_bias)
         gate, up = up.chunk(2, dim=-1)
+        if self.spec.gate_scale != 1.0:
+            gate = gate * self.spec.gate_scale
         if self.spec.sparsity:
             gate = sparse(gate, self.spec.sparsity)
         return self.ops.linear(self.ops.gated(gate, up, self.spec.activation), self.down, self.down_bias)

@@ -170,13 +170,15 @@ class LatentAttentionSpec:
 @dataclass(frozen=True)
 class MlpSpec:
     """down(act(gate x) · up x); not ``gated``: down(act(up x)). ``bias``: on all projections. ``sparsity``: so
-    much of the gate, were it normally distributed, is cut off (Gemma 3n)."""
+    much of the gate, were it normally distributed, is cut off (Gemma 3n). ``gate_scale`` multiplies the gate before
+    its activation."""
 
     intermediate_size: int
     activation: str
     bias: bool = False
     gated: bool = True
     sparsity: float = 0.0
+    gate_scale: float = 1.0
 
 
 @dataclass(frozen=True)
