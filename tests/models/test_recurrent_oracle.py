@@ -43,6 +43,12 @@ GRANITE = {
     "shared_intermediate_size": 40, "num_local_experts": 4, "attention_multiplier": 0.3, "residual_multiplier": 0.7,
     "embedding_multiplier": 2.0, "logits_scaling": 3.0,
 }  # fmt: skip
+QWEN3_NEXT = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 12, "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40,
+}  # fmt: skip
+GEMMA = {"attention_window_size": 8, "lru_width": 40}
 
 
 def case(name: str, kind: str, *given: dict[str, Any], without: tuple[str, ...] = (), **fields: Any) -> Case:
@@ -74,6 +80,14 @@ CASES = (
     case("granite-hybrid-dense-rope", "GraniteMoeHybrid", GRANITE, num_local_experts=0, mamba_n_groups=2,
          position_embedding_type="rope", mamba_proj_bias=True, attention_bias=True, tie_word_embeddings=True,
          without=("head_dim",)),
+    case("qwen3-next", "Qwen3Next", QWEN3_NEXT),
+    case("qwen3-next-bias-dense", "Qwen3Next", QWEN3_NEXT, attention_bias=True, mlp_only_layers=[0], head_dim=16,
+         tie_word_embeddings=True, linear_num_key_heads=4, linear_conv_kernel_dim=2, norm_topk_prob=False,
+         layer_types=None, full_attention_interval=3, num_hidden_layers=4),
+    case("recurrent-gemma", "RecurrentGemma", GEMMA, without=("head_dim", "max_position_embeddings")),
+    case("recurrent-gemma-bias-window-3", "RecurrentGemma", GEMMA, lru_width=32, attention_window_size=3,
+         attention_bias=True, conv1d_width=3, num_hidden_layers=6, num_key_value_heads=1,
+         without=("head_dim", "max_position_embeddings")),
 )  # fmt: skip
 
 
@@ -92,6 +106,10 @@ def built(case: Case) -> Any:
             weight.data.copy_(torch.arange(1, weight.shape[-1] + 1).log().expand_as(weight))
         elif name.endswith(("dt_bias", "dt_proj.bias")):
             weight.data.sub_(1.0)
+        elif case.kind in ("Qwen3Next", "RecurrentGemma") and "norm" in name and "linear_attn" not in name:
+            weight.data.sub_(1.0)  # their norms multiply by 1 + w
+        elif name.endswith("recurrent_param"):
+            weight.data.sub_(4.0)
     return model
 
 

@@ -47,6 +47,7 @@ class Attention:
         s = self.spec
         rotation = call.rotations[s.rope] if s.rope is not None else ()
         qk, *v = in_blocks(self._project, x, *rotation)
+        gate = v.pop() if s.gated else None
         q, k = qk.split(self.qk_heads, dim=2)  # [B, T, heads, D]
         if s.temperature is not None:
             q = q * temperature(s.temperature, call.positions, q.dtype)
@@ -55,8 +56,12 @@ class Attention:
             return None
         if queries == "last":
             q, view = last_of_rows(q, call.step), view.last()
+            gate = gate if gate is None else last_of_rows(gate, call.step)
         attended = self.ops.attend(q.transpose(1, 2), view, s.scale, s.softcap, self.sinks)  # [B, Hq, T or 1, D]
-        return self.ops.linear(attended.transpose(1, 2).flatten(2), self.out, self.out_bias)
+        attended = attended.transpose(1, 2)
+        if gate is not None:
+            attended = attended * torch.sigmoid(gate)
+        return self.ops.linear(attended.flatten(2), self.out, self.out_bias)
 
     def _view(self, call: Call, k: Tensor, *v: Tensor) -> KVView:
         """What the queries see, with these keys and values written first, or as the layer that has them showed it."""
@@ -68,10 +73,14 @@ class Attention:
 
     def _project(self, x: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> tuple[Tensor, ...]:
         """``x`` [B, T, hidden] -> queries and keys side by side, [B, T, Hq + H, D], and values [B, T, H, D]; without
-        rows of its own, the queries alone."""
+        rows of its own, the queries alone; the gate [B, T, Hq, D] last, if there is one."""
         s = self.spec
         qkv = self.ops.linear(x if self.norm is None else self.norm(x), self.qkv, self.qkv_bias)
         qkv = qkv.view(*x.shape[:2], -1, s.head_dim)
+        gate: list[Tensor] = []
+        if s.gated:
+            q, *gate, kv = qkv.split((s.num_heads, s.num_heads, 2 * s.num_kv_heads), dim=2)
+            qkv = torch.cat((q, kv), dim=2)
         heads = sum(self.qk_heads)
         qk, v = qkv[:, :, :heads], qkv[:, :, s.num_heads if s.keys_as_values else heads :]
         if self.qk_weight is not None:
@@ -82,7 +91,7 @@ class Attention:
             qk = unit_norm(qk, self.eps)
         if s.shares is not None:
             return (qk,)
-        return qk, unit_norm(v, self.eps) if s.v_norm else v
+        return qk, unit_norm(v, self.eps) if s.v_norm else v, *gate
 
     def _normed(self, qk: Tensor) -> Tensor:
         if self.spec.qk_norm == "head":

@@ -70,7 +70,8 @@ def _linear(
 def _attention(a: AttentionSpec, hidden: int) -> dict[str, Parameter]:
     q, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
     kept = 0 if a.shares is not None else 1 if a.keys_as_values else 2
-    found = _linear("qkv", (q, *(kv,) * kept), hidden, a.bias) | _linear("out", hidden, q, a.output_bias)
+    found = _linear("qkv", (2 * q if a.gated else q, *(kv,) * kept), hidden, a.bias)
+    found |= _linear("out", hidden, q, a.output_bias)
     if a.qk_norm in ("head", "width"):
         for name, width in [("q_norm", q), ("k_norm", kv)][: 1 if a.shares is not None else 2]:
             found[f"{name}.weight"] = Parameter((a.head_dim if a.qk_norm == "head" else width,))

@@ -117,7 +117,8 @@ class AttentionSpec:
     vector, all of k as another, with weights, before rope) or "unit" (each head, no weights, after rope).
     ``v_norm``: each head of v, no weights. ``softcap`` c: scores s become c · tanh(s / c). ``sinks``: a learned
     logit a head, which takes part in the softmax and has no value. ``keys_as_values``: v is k before its norm.
-    ``shares``: number of the earlier layer whose keys and values are read; this one has none of its own."""
+    ``shares``: number of the earlier layer whose keys and values are read; this one has none of its own.
+    ``gated``: what is attended times a sigmoid of a gate, which is projected as the queries are, and after them."""
 
     pattern: AttentionPattern
     num_heads: int
@@ -134,6 +135,7 @@ class AttentionSpec:
     v_norm: bool = False
     keys_as_values: bool = False
     shares: int | None = None
+    gated: bool = False
 
     @property
     def parts(self) -> dict[str, tuple[int, int]]:

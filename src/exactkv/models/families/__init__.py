@@ -30,6 +30,8 @@ from exactkv.models.families import (
     olmo,
     phi3,
     qwen,
+    qwen3_next,
+    recurrent_gemma,
     smollm3,
     starcoder2,
 )
@@ -62,6 +64,8 @@ FAMILIES: tuple[Family, ...] = (
     falcon_h1.FAMILY,
     jamba.FAMILY,
     granite_hybrid.FAMILY,
+    qwen3_next.FAMILY,
+    recurrent_gemma.FAMILY,
 )
 
 
