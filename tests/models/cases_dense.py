@@ -25,6 +25,11 @@ GRANITE = {
     "embedding_multiplier": 3.0, "logits_scaling": 4.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3,
 }  # fmt: skip
 
+SHARED = {
+    "num_hidden_layers": 6, "layer_types": [SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL], "sliding_window": 8,
+    "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 97,
+}  # fmt: skip
+
 DENSE = (
     Case("llama-rope-yarn", "Llama", yarn(), (1, 31, 32, 33, 100)),
     Case("llama-rope-yarn-fields", "Llama", yarn(beta_fast=4.0, beta_slow=0.5, mscale=0.7, mscale_all_dim=0.4,
@@ -66,6 +71,15 @@ DENSE = (
          "query_pre_attn_scalar": 20}, AROUND_8),
     Case("gemma2-uncapped", "Gemma2", {"sliding_window": 5, "attn_logit_softcapping": None, "num_hidden_layers": 4,
          "final_logit_softcapping": None}, (4, 5, 6, 20)),
+    Case("gemma3n", "Gemma3n", {**SHARED, "num_kv_shared_layers": 3, "laurel_rank": 5,
+         "activation_sparsity_pattern": [0.95, 0.5, 0.0, 0.0, 0.0, 0.3],
+         "intermediate_size": [48, 40, 48, 48, 56, 48]}, AROUND_8),
+    Case("gemma3n-three-streams", "Gemma3n", {**SHARED, "num_kv_shared_layers": 0, "altup_num_inputs": 3,
+         "final_logit_softcapping": 9.0}, AROUND_8),
+    Case("gemma4", "Gemma4", {**SHARED, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "global_head_dim": 16,
+         "final_logit_softcapping": 20.0}, AROUND_8),
+    Case("gemma4-keys-as-values", "Gemma4", {**SHARED, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+         "global_head_dim": 16, "hidden_size_per_layer_input": 0}, AROUND_8),
     Case("gpt-neox", "GPTNeoX", partial(0.25), without=NEOX),
     Case("gpt-neox-sequential", "GPTNeoX", {"use_parallel_residual": False, "attention_bias": False,
          **partial(1.0)}, without=NEOX),

@@ -67,10 +67,15 @@ def draw(model: Any, seed: int) -> Any:
     """Weights under which attention is far from uniform: transformers' own (deviation 0.02) hide faults."""
     generator = torch.Generator().manual_seed(seed)
     neutral = 0.0 if type(model).__name__ in ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM") else 1.0
+    unscaled = type(model).__name__ in ("Gemma3nForCausalLM", "Gemma4ForCausalLM")
     for name, weight in [*model.named_parameters(), *model.named_buffers()]:
-        if isinstance(weight, torch.nn.Buffer) and not name.endswith("e_score_correction_bias"):
+        if isinstance(weight, torch.nn.Buffer) and not name.endswith(("e_score_correction_bias", "layer_scalar")):
             continue
-        if "norm" in name or ".ln_" in name:
+        if "q_norm" in name and unscaled:  # else attention is so sharp that it magnifies rounding
+            weight.normal_(8**-0.5, 0.1, generator=generator)
+        elif name.endswith("layer_scalar"):
+            weight.normal_(1.0, 0.2, generator=generator)
+        elif "norm" in name or ".ln_" in name:
             weight.normal_(0.0 if name.endswith("bias") else neutral, 0.1, generator=generator)
         elif weight.dim() < 2:
             weight.normal_(0.0, 0.5, generator=generator)

@@ -46,7 +46,8 @@ def test_every_spec_holds_together(case: Case) -> None:
     assert replace(spec, layers=spec.layers) == spec and hash(spec) == hash(spec_of(case))
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gpt2", "gpt-oss", "deepseek-v3", "cohere2", "olmo2", "qwen2-moe"])
+@pytest.mark.parametrize("name", ["gemma2", "gpt2", "gpt-oss", "deepseek-v3", "cohere2", "olmo2", "qwen2-moe",
+                                  "gemma3n", "gemma4"])  # fmt: skip
 def test_random_weights_run_and_the_reference_agrees(name: str) -> None:
     spec = spec_of(next(case for case in ALL if case.name == name))
     weights = random_weights(spec, dtype=torch.float64)
@@ -58,6 +59,12 @@ def test_random_weights_run_and_the_reference_agrees(name: str) -> None:
     cache = model.new_cache(2, slack=3)
     parts = [model(ids[:, a:b], cache=cache) for a, b in ((0, 9), (9, 10), (10, 19))]
     assert difference(torch.cat([p for p in parts if p is not None], dim=1), expected) < 1e-12
+    last = model(ids, lengths=[19, 7], logits="last")
+    assert difference(last, torch.stack((expected[0, 18], expected[1, 6]))) < 1e-12
+    cache = model.new_cache(2)
+    assert model(ids[:, :9], cache=cache, logits="none") is None
+    last = model(ids[:, 9:], cache=cache, lengths=[10, 3], logits="last")
+    assert difference(last, torch.stack((expected[0, 18], expected[1, 11]))) < 1e-12
 
 
 def test_family_files_are_small() -> None:

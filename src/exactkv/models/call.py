@@ -18,13 +18,14 @@ class Call:
     """``positions`` [B, T]: of the rows of the layers' input. ``rotations``: of each rope variant, there.
     ``layers``: the cache's, one for each layer that has rows of its own. ``recurrent``: the cache's, one for each
     layer that has a state. ``views``: what each of ``layers`` has shown, by the decoder layer's number, for layers
-    that share it."""
+    that share it. ``per_layer`` [B, T, layers, size]: the layers' own inputs, if they have any."""
 
     step: Step
     positions: Tensor
     rotations: Mapping[RopeSpec, Rotation]
     layers: tuple[AttentionLayer, ...]
     recurrent: tuple[RecurrentLayer, ...] = ()
+    per_layer: Tensor | None = None
     views: dict[int, KVView] = field(default_factory=dict)
 
     def last(self) -> Call:
@@ -33,7 +34,9 @@ class Call:
             rope: Rotation(*(last_of_rows(t, self.step) for t in turned)) for rope, turned in self.rotations.items()
         }
         views = {i: view.last() for i, view in self.views.items()}
-        return replace(self, positions=last_of_rows(self.positions, self.step), rotations=rotations, views=views)
+        positions = last_of_rows(self.positions, self.step)
+        own = None if self.per_layer is None else last_of_rows(self.per_layer, self.step)
+        return replace(self, positions=positions, rotations=rotations, views=views, per_layer=own)
 
 
 def last_of_rows(x: Tensor, step: Step) -> Tensor:

@@ -17,9 +17,11 @@ from exactkv.models.latent import LatentAttention
 from exactkv.models.mlp import MLP
 from exactkv.models.moe import MixtureOfExperts
 from exactkv.models.norm import Norm, make_norm
+from exactkv.models.per_layer import PerLayerGate, PerLayerInputs
 from exactkv.models.recurrent.mixer import make_recurrent
 from exactkv.models.rope import Rotation, frequencies, rotation
 from exactkv.models.spec import AttentionSpec, DecoderSpec, LatentAttentionSpec, MlpSpec, RopeSpec
+from exactkv.models.streams import Laurel, StreamedLayer, Streams
 from exactkv.ops import TORCH, Ops
 
 LOGITS = ("all", "last", "none")
@@ -47,6 +49,12 @@ class Layer:
             self.mlp = MLP(spec.mlp, within(weights, "mlp"), ops)
         elif spec.mlp is not None:
             self.mlp = MixtureOfExperts(spec.mlp, within(weights, "mlp"), ops)
+        laurel = within(weights, "laurel")
+        self.laurel = Laurel(laurel, decoder.norm_eps, ops) if laurel else None
+        self.gate, self.number = None, number
+        if decoder.per_layer is not None and decoder.streams == 1:
+            self.gate = PerLayerGate(decoder.per_layer, within(weights, "per_layer"), decoder.norm_eps, ops)
+        self.scale = weights.get("scale")
 
     def __call__(self, x: Tensor, call: Call, queries: str = "all") -> Tensor:
         """``x`` [B, T, hidden] -> the same; for ``queries`` "last" (see Attention) [B, 1, hidden]; for "none" it
@@ -56,13 +64,18 @@ class Layer:
             return x
         if queries == "last":
             x = last_of_rows(x, call.step)
-        between = x + self._scaled(added, self.attention_post_norm)
-        source = x if self.spec.parallel else between
-        if self.mlp is None:
-            return between
+        y = x + self._scaled(added, self.attention_post_norm)
+        if self.laurel is not None:
+            y = y.add_(self.laurel(x)).mul_(2**-0.5)
+        source = x if self.spec.parallel else y
         if isinstance(self.mlp, MLP):
-            return between.add_(*in_blocks(self._mlp, source))
-        return between.add_(*self._mlp(source))
+            y = y.add_(*in_blocks(self._mlp, source))
+        elif self.mlp is not None:
+            y = y.add_(*self._mlp(source))
+        if self.gate is not None and call.per_layer is not None:
+            own = call.per_layer[:, :, self.number]
+            y = y.add_(*in_blocks(self.gate, y, last_of_rows(own, call.step) if queries == "last" else own))
+        return y if self.scale is None else y.mul_(self.scale)
 
     def _mixed(self, x: Tensor, call: Call, queries: str) -> Tensor | None:
         """What attention and recurrence give together."""
@@ -87,6 +100,17 @@ class Layer:
         return added if self.spec.residual_scale == 1.0 else added * self.spec.residual_scale
 
 
+def make_layer(decoder: DecoderSpec, number: int, weights: Mapping[str, Tensor], ops: Ops) -> Layer | StreamedLayer:
+    """The ``number``-th layer; of several streams it computes one."""
+    layer = Layer(decoder, number, weights, ops)
+    if decoder.streams == 1:
+        return layer
+    gate, eps = None, decoder.norm_eps
+    if decoder.per_layer is not None:
+        gate = PerLayerGate(decoder.per_layer, within(weights, "per_layer"), eps, ops)
+    return StreamedLayer(layer, gate, number, within(weights, "streams"), eps, ops)
+
+
 class Decoder:
     """``weights``: every tensor of ``parameters(spec)`` by name, of one dtype and on one device."""
 
@@ -97,7 +121,11 @@ class Decoder:
         self.head_bias = weights.get("head.bias")
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
         self.final_norm = make_norm(spec, weights, "final_norm")
-        self.layers = [Layer(spec, i, within(weights, f"layers.{i}"), ops) for i in range(len(spec.layers))]
+        self.layers = [make_layer(spec, i, within(weights, f"layers.{i}"), ops) for i in range(len(spec.layers))]
+        self.streams = Streams(within(weights, "streams"), ops) if spec.streams > 1 else None
+        self.per_layer: PerLayerInputs | None = None
+        if spec.per_layer is not None:
+            self.per_layer = PerLayerInputs(spec.per_layer, within(weights, "per_layer"), spec.norm_eps, ops)
         self.last_writer = max(i for i, layer in enumerate(spec.layers) if layer.shares is None)
         self.embedding_scale = (
             None if spec.embedding_scale is None else torch.tensor(spec.embedding_scale, dtype=self.dtype).item()
@@ -109,8 +137,12 @@ class Decoder:
         """Walk one call. ``tokens`` [B, T] int64 on the decoder's device, as wide as the step; ``cache``: its
         layers. ``logits``: "all" -> [B, T, V], "last" -> [B, V], each row's last valid position, "none" -> None.
         What stands at padded positions is NaN. ``max_length``: what rope variants follow that depend on length."""
-        call = Call(step, step.positions, self._rotations(step.positions, max_length), cache.layers, cache.recurrent)
         x = self._embedded(tokens, step)  # [B, T, hidden]
+        rotations = self._rotations(step.positions, max_length)
+        own = None if self.per_layer is None else self.per_layer(tokens, x)
+        call = Call(step, step.positions, rotations, cache.layers, cache.recurrent, own)
+        if self.streams is not None:
+            x = self.streams.spread(x)
         for i, layer in enumerate(self.layers):
             # Once no layer writes to the cache any more, results are needed only where logits are.
             if i == self.last_writer:
@@ -120,7 +152,7 @@ class Decoder:
                 call = call.last() if logits == "last" else call
             else:
                 x = layer(x, call)
-        out = self._logits(x)
+        out = self._logits(x if self.streams is None else self.streams.merge(x))
         if min(step.counts) < step.width:
             counts = torch.tensor(step.counts, device=out.device)
             valid = counts[:, None] > torch.arange(out.shape[1], device=out.device)

@@ -28,6 +28,14 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
         found["head.weight"] = Parameter((spec.vocab_size, hidden))
     if spec.head_bias:
         found["head.bias"] = Parameter((spec.vocab_size,))
+    if spec.per_layer is not None:
+        size = len(spec.layers) * spec.per_layer.size
+        found["per_layer.embedding.weight"] = Parameter((spec.per_layer.vocab_size, size))
+        found["per_layer.norm.weight"] = Parameter((spec.per_layer.size,))
+        found |= _linear("per_layer.projection", size, hidden)
+    if spec.streams > 1:
+        others = (hidden,) * (spec.streams - 1)
+        found |= _linear("streams.into", others, hidden) | _linear("streams.out", others, hidden)
     for i, layer in enumerate(spec.layers):
         found |= {f"layers.{i}.{name}": p for name, p in _layer(layer, spec).items()}
     return found
@@ -53,6 +61,20 @@ def _layer(layer: LayerSpec, spec: DecoderSpec) -> dict[str, Parameter]:
         found |= {f"recurrent.{n}": Parameter(s) for n, s in shapes(layer.recurrent, spec.hidden_size).items()}
     if layer.mlp is not None:
         found |= {f"mlp.{n}": p for n, p in mlp(layer.mlp, spec.hidden_size).items()}  # type: ignore[arg-type]
+    if layer.laurel_rank is not None:
+        found |= _norm("laurel.norm", spec) | _norm("laurel.post_norm", spec)
+        found |= _linear("laurel.down", layer.laurel_rank, spec.hidden_size)
+        found |= _linear("laurel.up", spec.hidden_size, layer.laurel_rank)
+    if spec.per_layer is not None:
+        found |= _linear("per_layer.gate", spec.per_layer.size, spec.hidden_size)
+        found |= _linear("per_layer.out", spec.hidden_size, spec.per_layer.size) | _norm("per_layer.post_norm", spec)
+    if spec.streams > 1:
+        found |= _norm("streams.norm", spec) | _linear("streams.router", spec.streams, spec.hidden_size)
+        found |= _linear("streams.predict", spec.streams**2, spec.streams)
+        found |= _linear("streams.correct", spec.streams, spec.streams)
+        found["streams.scale"] = Parameter((spec.hidden_size,))
+    if layer.scaled:
+        found["scale"] = Parameter((1,))
     return found
 
 

@@ -31,13 +31,15 @@ def random_weights(
     for name, parameter in parameters(spec).items():
         if ".recurrent." in name and not name.endswith(("recurrent.norm.weight", "recurrent.norm.bias")):
             weights[name] = _recurrent(name, parameter.shape, normal)
+        elif name.endswith("scale"):
+            weights[name] = normal(parameter.shape, 0.1, 1.0)
         elif name.endswith("norm.weight"):
             weights[name] = normal(parameter.shape, 0.1, 1.0 - spec.norm_offset)
         elif name.endswith(".bias"):
             weights[name] = normal(parameter.shape, 0.1)
         elif name.endswith(("sinks", "score_bias")):
             weights[name] = normal(parameter.shape, 0.5)
-        elif name in ("embedding.weight", "positions.weight"):
+        elif name.endswith(("embedding.weight", "positions.weight")):
             weights[name] = normal(parameter.shape, gain)
         else:
             weights[name] = normal(parameter.shape, gain * parameter.shape[-1] ** -0.5)

@@ -213,12 +213,23 @@ class MoeSpec:
 
 
 @dataclass(frozen=True)
+class PerLayerSpec:
+    """Every layer is also given an embedding of the token, of ``size``, out of a vocabulary that may be smaller;
+    ``activation``: of the gate through which it comes."""
+
+    size: int
+    vocab_size: int
+    activation: str
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """x + attention(norm x) + recurrent(norm x), then that + mlp(norm of it); what is None is left out.
 
     ``pre_norms``: the norms before; ``post_norms``: norms on what is added. ``parallel``: the MLP reads the
     layer's input, too. ``residual_scale`` multiplies what is added; ``attention_scale``, ``recurrent_scale``,
-    ``mlp_scale`` what each gives."""
+    ``mlp_scale`` what each gives. ``laurel_rank``: of a low-rank path beside attention. ``scaled``: what comes out
+    is multiplied by a learned number."""
 
     attention: AttentionSpec | LatentAttentionSpec | None
     mlp: MlpSpec | MoeSpec | None
@@ -230,6 +241,8 @@ class LayerSpec:
     attention_scale: float = 1.0
     recurrent_scale: float = 1.0
     mlp_scale: float = 1.0
+    laurel_rank: int | None = None
+    scaled: bool = False
 
     @property
     def shares(self) -> int | None:
@@ -246,7 +259,8 @@ class DecoderSpec:
     """A whole decoder. ``norm``: "rms" or "layer"; ``norm_bias``: on a layer norm; ``norm_offset`` is added to
     every norm's weight. ``embedding_scale`` multiplies the embeddings, after it is rounded to the weights' dtype.
     ``learned_positions``: an embedding a position is added. Logits are multiplied by ``logit_scale``, then capped
-    by ``logit_softcap``, as scores are. ``max_length`` is the most tokens a row may have."""
+    by ``logit_softcap``, as scores are. ``streams`` > 1: so many residual streams, of which each layer computes
+    one. ``max_length`` is the most tokens a row may have."""
 
     family: str
     vocab_size: int
@@ -263,6 +277,8 @@ class DecoderSpec:
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    per_layer: PerLayerSpec | None = None
+    streams: int = 1
 
     def cache_spec(self, identity: str) -> CacheSpec:
         """What a cache of this decoder holds: the parts of each layer that has rows of its own, or a state."""
