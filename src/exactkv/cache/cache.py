@@ -183,7 +183,7 @@ class Cache:
             step.keeps = tuple(
                 recurrent.kept_offsets(start, count, self.slack) for start, count in zip(starts, counts, strict=True)
             )
-        step.stretches = recurrent.stretches(step.keeps, width)
+        step.stretches = recurrent.stretches(step.keeps, counts, width)
         self._step = step
         return step
 
@@ -393,7 +393,7 @@ def uncached_step(spec: CacheSpec, storage: DenseStorage, width: int, lengths: S
         placements.append(row_placements)
     starts = (0,) * len(counts)
     step = Step(starts, counts, width, make_positions(starts, width, storage.device), placements, storage)
-    step.before, step.stretches = (None,) * len(counts), recurrent.stretches((), width)
+    step.before, step.stretches = (None,) * len(counts), recurrent.stretches((), counts, width)
     return step
 
 

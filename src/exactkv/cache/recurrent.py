@@ -106,10 +106,11 @@ def kept_offsets(start: int, count: int, slack: int) -> range:
     return range(max(1, kept_from(start + count, slack) - start), count + 1)
 
 
-def stretches(keeps: Iterable[range], width: int) -> tuple[tuple[int, int], ...]:
-    """A call's tokens cut where some row keeps its state: [begin, end) of each stretch. So every row's tokens of a
-    stretch are all valid or all padding."""
-    cuts = sorted({0, width}.union(*keeps))
+def stretches(keeps: Iterable[range], counts: Iterable[int], width: int) -> tuple[tuple[int, int], ...]:
+    """A call's tokens cut where some row keeps its state, and where its valid tokens end: [begin, end) of each
+    stretch. So every row's tokens of a stretch are all valid or all padding, which may be anything, and is not
+    multiplied with the others, not even by zero."""
+    cuts = sorted({0, width, *counts}.union(*keeps))
     return tuple(pairwise(cuts))
 
 

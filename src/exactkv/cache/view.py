@@ -96,8 +96,8 @@ class Step:
     ``extended``: the layers that have written so far. ``void``: something else was done with the cache since.
 
     For recurrent layers: ``before``, the state in which each row begins, None if it is empty; ``keeps``, after how
-    many of its tokens each row keeps its state; ``stretches`` [begin, end), the call's tokens cut there; ``states``,
-    what has been written so far, (row, tokens) -> recurrent layer -> part -> tensor.
+    many of its tokens each row keeps its state; ``stretches`` [begin, end), the call's tokens cut there and at each
+    row's count; ``states``, what has been written so far, (row, tokens) -> recurrent layer -> part -> tensor.
     """
 
     starts: tuple[int, ...]
