@@ -157,8 +157,11 @@ def test_buffers_of_old_files_are_left_aside(model_dir: Path) -> None:
 
 
 def test_unsupported_architecture_names_the_supported(model_dir: Path) -> None:
-    message = refusal(change_config(model_dir, architectures=["MambaForCausalLM"], model_type="mamba"))
-    assert "'MambaForCausalLM'" in message and "Llama4ForCausalLM" in message and "Gemma3ForCausalLM" in message
+    unknown = {"architectures": ["NovelForCausalLM"], "model_type": "novel", "router_bend": 0.5}
+    message = refusal(change_config(model_dir, **unknown))
+    assert "'NovelForCausalLM'" in message and "Llama4ForCausalLM" in message and "Gemma3ForCausalLM" in message
+    assert "nearest supported family by the config's fields is llama" in message
+    assert "give a meaning to: router_bend." in message
 
 
 def test_unknown_fields_are_refused_or_accepted_by_name(model_dir: Path) -> None:
@@ -186,7 +189,7 @@ def test_unknown_fields_are_refused_or_accepted_by_name(model_dir: Path) -> None
         ({"rope_parameters": None, "rope_theta": float("nan")}, "base would be nan"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "rope_theta": 777}, "rope_theta is 777 and"),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "window is 0"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized (gptq)"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized (bitsandbytes)"),
         ({"architectures": ["Llama4ForConditionalGeneration"], "text_config": 3}, "expected an object"),
     ],
 )

@@ -19,6 +19,7 @@ from exactkv.errors import ExactKVError, InputError, LoadError
 from exactkv.models import embedded
 from exactkv.models.config import Config
 from exactkv.models.families import Family, find_family
+from exactkv.models.formats import open_directory
 from exactkv.models.model import Model
 from exactkv.models.parameters import parameters
 from exactkv.models.plan import Piece, plan_reading, stored_name
@@ -150,7 +151,7 @@ def _download(repo: str, revision: str | None, quiet: bool) -> Path:
 def _open(path: Path) -> tuple[TensorSource, torch.dtype]:
     """The source at an existing path, and the dtype that "auto" means where the config does not say."""
     if path.is_dir():
-        directory = DirectorySource(path)
+        directory = open_directory(path)
         return directory, directory.dtype()
     if path.suffix == ".safetensors":
         raise LoadError(f"{path} holds weights only; give the directory that holds it and its config.json")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from exactkv.errors import LoadError
+from exactkv.models.config import Config
 from exactkv.models.families import (
     cohere2,
     deepseek,
@@ -74,7 +75,8 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def find_family(config: Mapping[str, Any]) -> Family:
-    """The family that reads this config. Raises LoadError, naming those supported, if there is none."""
+    """The family that reads this config. Raises LoadError if there is none; it names the nearest one, what that one
+    does not know, and those supported."""
     architectures = config.get("architectures")
     given = [*(architectures if isinstance(architectures, list) else [architectures]), config.get("model_type")]
     for name in given:
@@ -83,7 +85,29 @@ def find_family(config: Mapping[str, Any]) -> Family:
                 return family
     supported = "; ".join(f"{f.name} ({', '.join(a for a in f.architectures if a[0].isupper())})" for f in FAMILIES)
     shown = ", ".join(repr(n) for n in given if n) or "nothing"
-    raise LoadError(f"unsupported architecture: the config names {shown}. Supported: {supported}.")
+    raise LoadError(f"unsupported architecture: the config names {shown}. {_nearest(config)}Supported: {supported}.")
+
+
+def _nearest(config: Mapping[str, Any]) -> str:
+    """Which family would read most of the config, and what is missing. That it could read all of it does not say that
+    its arithmetic is the same."""
+    inner = config.get("text_config")
+    fields = inner if isinstance(inner, dict) else config
+    tried = []
+    for family in FAMILIES:
+        reader = Config(fields, family.name)
+        try:
+            family.spec(reader)
+            problem = ""
+        except Exception as error:  # whatever a family's reader makes of another's fields
+            problem = str(error) if isinstance(error, LoadError) else "some of its fields have other values"
+        tried.append((bool(problem), len(reader.unknown()), family, reader.unknown(), problem))
+    failed, _, family, unknown, problem = min(tried, key=lambda t: t[:2])
+    if failed and "hidden_size" not in fields:
+        return ""
+    needed = f"; a family for it would have to give a meaning to: {', '.join(unknown)}" if unknown else ""
+    refused = f" ({problem})" if problem else ""
+    return f"The nearest supported family by the config's fields is {family.name}{refused}{needed}. "
 
 
 __all__ = ["FAMILIES", "Alternating", "Family", "Source", "Transposed", "find_family"]
