@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from tests.models.cases import CASES
 from tests.models.cases_dense import DENSE
 from tests.models.cases_mixtures import MIXTURES, latent
 from tests.models.oracle import BOUND, Case, build, config_of, difference, oracle_logits, tokens
+from tests.models.saved import change_tensors
 
 ALL = (*CASES, *DENSE, *MIXTURES)
 SHORT, LONG = [1.0, 1.1, 1.3, 1.7], [2.0, 3.0, 5.0, 9.0]
@@ -80,6 +83,71 @@ def test_latent_attention_keeps_as_many_bytes_as_the_formula_says() -> None:
     cache = model.new_cache(batch_size=2, max_length=100)
     model(tokens(2, 50), cache=cache)
     assert cache.nbytes == 2 * 100 * len(spec.layers) * (16 + 4) * 4
+
+
+# tensors that files may call otherwise
+
+
+def resaved(directory: Path, change: Callable[[dict[str, Any]], object]) -> str:
+    """The fingerprint of the model in ``directory`` after its tensors were changed."""
+    return exactkv.load(change_tensors(directory, change), dtype="float32", device="cpu").fingerprint
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe", "olmoe", "deepseek-v3", "glm4-moe"])
+def test_experts_may_be_stacked_or_apart(tmp_path: Path, name: str) -> None:
+    build(next(case for case in MIXTURES if case.name == name)).save_pretrained(tmp_path)
+    apart = exactkv.load(tmp_path, dtype="float32", device="cpu").fingerprint
+
+    def stack(tensors: dict[str, Any]) -> None:
+        experts = [n for n in tensors if ".experts." in n]
+        assert experts, "transformers stores them one by one"
+        for layer in {n.split(".")[2] for n in experts}:
+            block = "block_sparse_moe" if name == "mixtral" else "mlp"
+            gate, down, up = ("w1", "w2", "w3") if name == "mixtral" else ("gate_proj", "down_proj", "up_proj")
+            count = sum(n.startswith(f"model.layers.{layer}.") and n.endswith(f"{gate}.weight") for n in experts)
+            stem = f"model.layers.{layer}.{block}"
+            took = [[tensors.pop(f"{stem}.experts.{e}.{x}.weight") for e in range(count)] for x in (gate, up, down)]
+            both = [torch.cat(pair) for pair in zip(took[0], took[1], strict=True)]
+            tensors[f"model.layers.{layer}.mlp.experts.gate_up_proj"] = torch.stack(both)
+            tensors[f"model.layers.{layer}.mlp.experts.down_proj"] = torch.stack(took[2])
+            if name == "mixtral":
+                tensors[f"model.layers.{layer}.mlp.gate.weight"] = tensors.pop(f"{stem}.gate.weight")
+
+    assert resaved(tmp_path, stack) == apart
+
+
+def test_older_files_of_gpt2_and_gpt_neox(tmp_path: Path) -> None:
+    """GPT-2's names once had no prefix, and files held the causal masks."""
+    for name, kind in (("gpt2", "gpt2"), ("gpt-neox", "gpt_neox")):
+        directory = tmp_path / name
+        build(next(case for case in DENSE if case.name == name)).save_pretrained(directory)
+        now = exactkv.load(directory, dtype="float32", device="cpu").fingerprint
+
+        def older(tensors: dict[str, Any], kind: str = kind) -> None:
+            for old in [n for n in tensors if n.startswith("transformer.")]:
+                tensors[old.removeprefix("transformer.")] = tensors.pop(old)
+            mask = "h.1.attn" if kind == "gpt2" else "gpt_neox.layers.1.attention"
+            tensors[f"{mask}.bias"] = torch.ones(1, 1, 8, 8, dtype=torch.uint8)
+            tensors[f"{mask}.masked_bias"] = torch.tensor(-1e9)
+
+        assert resaved(directory, older) == now
+
+
+def test_text_model_within_a_larger_one(tmp_path: Path) -> None:
+    """As the hub has Gemma 3n: "model.language_model.…", beside towers and what shared layers do not need."""
+    build(next(case for case in DENSE if case.name == "gemma3n")).save_pretrained(tmp_path)
+    alone = exactkv.load(tmp_path, dtype="float32", device="cpu").fingerprint
+
+    def within(tensors: dict[str, Any]) -> None:
+        for name in list(tensors):
+            tensors[name.replace("model.", "model.language_model.", 1)] = tensors.pop(name)
+        tensors["model.language_model.layers.5.self_attn.k_proj.weight"] = torch.ones(16, 32)
+        tensors["model.vision_tower.x.weight"] = torch.ones(2)
+
+    text = json.loads((tmp_path / "config.json").read_text())
+    outer = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    assert resaved(tmp_path, within) == alone
 
 
 # rope that depends on the length

@@ -69,5 +69,11 @@ def spec(config: Config) -> DecoderSpec:
 
 
 FAMILY = Family(
-    "gemma3", ("Gemma3ForCausalLM", "gemma3_text"), spec, NAMES,
-)  # fmt: skip
+    "gemma3",
+    ("Gemma3ForCausalLM", "gemma3_text", "Gemma3ForConditionalGeneration", "gemma3"),
+    spec,
+    NAMES,
+    nested="text_config",
+    prefixes=("", "language_model.", "model.language_model."),
+    left_aside=(r".*rotary_emb\.inv_freq", r"(model\.)?(vision_tower|multi_modal_projector)\..*"),
+)

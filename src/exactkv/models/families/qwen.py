@@ -37,6 +37,7 @@ NAMES = {
 def spec(config: Config) -> DecoderSpec:
     kind = str(config.fields.get("model_type"))
     is_qwen3, is_mixture = kind.startswith("qwen3"), kind.endswith("_moe")
+    config.expect("use_mrope", False, default=False)
     shape = heads(config)
     turned = rope(config, shape["head_dim"])
     dense = mlp(config)

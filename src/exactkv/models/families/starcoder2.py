@@ -26,7 +26,7 @@ def spec(config: Config) -> DecoderSpec:
     shape, bias = heads(config), bool(config.take("use_bias", True))
     config.expect("norm_type", "layer_norm", default="layer_norm")
     config.expect("mlp_type", "default", default="default")
-    config.ignore("residual_dropout", "embedding_dropout")
+    config.ignore("residual_dropout", "embedding_dropout", "activation_function")
     turned = rope(config, shape["head_dim"])
     layer = LayerSpec(
         AttentionSpec(patterns(config, None)[SLIDING], **shape, rope=turned, bias=bias, output_bias=bias),
