@@ -28,7 +28,7 @@ class HybridMachine(CacheMachine):
 
 
 TestHybridMachine = HybridMachine.TestCase
-TestHybridMachine.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestHybridMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 
 
 def difference(a, b):

@@ -28,7 +28,12 @@ NAMES: Names = {
 
 
 def spec(config: Config) -> DecoderSpec:
-    config.ignore("num_logits_to_keep", "layers_block_type", "layer_types", "mamba_use_mlp", "attn_layer_indices")
+    config.ignore(
+        "num_logits_to_keep", "layers_block_type", "layer_types", "mlp_expansion_factor", "time_step_floor",
+        "time_step_max", "time_step_min", "time_step_rank",
+    )  # fmt: skip
+    config.expect("mamba_use_mlp", True, default=True)
+    config.expect("attn_layer_indices", None)  # all layers have both
     shape = heads(config)
     bias = bool(config.take("attention_bias", False))
     turned = rope(config, shape["head_dim"], 100_000.0)

@@ -35,7 +35,7 @@ IN_MEMORY: Names = {
 
 
 def spec(config: Config) -> DecoderSpec:
-    config.ignore("init_method", "rope_theta", "normalization_function", "layers_block_type")
+    config.ignore("init_method", "rope_theta", "layers_block_type")
     config.expect("normalization_function", "rmsnorm", default="rmsnorm")
     shape = heads(config) | {"scale": float(config.take("attention_multiplier", 1.0))}
     bias = bool(config.take("attention_bias", False))

@@ -3,6 +3,7 @@ every second layer (arXiv 2403.19887)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 from exactkv.cache import FullAttention
@@ -51,7 +52,8 @@ def spec(config: Config) -> DecoderSpec:
         "num_logits_to_keep",
         "calc_logits_for_entire_prompt",
     )
-    config.ignore("layers_block_type", "layer_types", "layers_num_experts", "mamba_inner_layernorms")
+    config.ignore("layers_block_type", "layer_types", "layers_num_experts")
+    config.expect("mamba_inner_layernorms", True, default=True)
     config.expect("sliding_window", None)
     mixer = MambaSpec(
         inner_size=config.take("mamba_expand", 2) * hidden,
@@ -74,7 +76,8 @@ def spec(config: Config) -> DecoderSpec:
         )
         for i in range(count)
     ]
-    return decoder(config, layers)
+    length = config.take("max_position_embeddings", config.take("n_ctx", 262_144))
+    return replace(decoder(config, layers), max_length=length)
 
 
 def _every(config: Config, name: str, period: int, offset: int) -> range:

@@ -71,7 +71,7 @@ def _kinds(config: Config) -> list[str]:
 
 def _mlp_size(config: Config) -> int:
     """Two thirds of what the config says, times a factor, rounded up to a multiple; or left as it is."""
-    size: int = config.take("block_ff_dim", config.take("intermediate_size"))
+    size: int = config.take("block_ff_dim", config.take("intermediate_size", None))
     factor, multiple = config.take("block_ffn_dim_multiplier", 1.0), config.take("block_multiple_of", 256)
     if config.take("block_auto_adjust_ff_dim", True):
         size = int(factor * int(2 * size / 3))

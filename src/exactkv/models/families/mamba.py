@@ -71,9 +71,10 @@ def stack(config: Config, mixer: RecurrentSpec, tied: bool, **words: Any) -> Dec
     config.ignore(
         "time_step_scale", "time_step_min", "time_step_max", "time_step_floor", "time_step_init_scheme",
         "rescale_prenorm_residual", "use_mambapy", "use_associative_scan", "residual_in_fp32", "ssm_cfg", "d_inner",
-        "d_model", "fused_add_norm", "n_layer", "rms_norm", "vocab_size_multiple", "pad_vocab_size_multiple",
+        "d_model", "fused_add_norm", "n_layer", "vocab_size_multiple", "pad_vocab_size_multiple",
         "layer_types",
     )  # fmt: skip
+    config.expect("rms_norm", True, default=True)
     return DecoderSpec(
         family=config.family,
         vocab_size=config.take("vocab_size"),

@@ -65,7 +65,7 @@ def spec(config: Config) -> DecoderSpec:
         conv_bias=bool(config.take("use_conv_bias", True)),
         **dt_limits(config),
     )
-    config.ignore("chunk_size", "expand", "time_step_rank", "norm_before_gate", "rms_norm", "intermediate_size")
+    config.ignore("chunk_size", "expand", "time_step_rank", "norm_before_gate", "intermediate_size")
     return mamba.stack(config, mixer, tied=False)
 
 

@@ -40,6 +40,7 @@ NAMES: Names = {
 
 
 def spec(config: Config) -> DecoderSpec:
+    config.expect("use_sliding_window", False, default=False)
     shape, bias = heads(config), bool(config.take("attention_bias", False))
     turned = rope(config, shape["head_dim"], partial=0.25)
     attention = AttentionSpec(

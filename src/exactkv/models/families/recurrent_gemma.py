@@ -46,7 +46,8 @@ def _names() -> Names:
 
 def spec(config: Config) -> DecoderSpec:
     hidden, shape = config.take("hidden_size"), heads(config)
-    config.ignore("w_init_variance_scale", "final_w_init_variance_scale", "embeddings_scale_by_sqrt_dim")
+    config.ignore("w_init_variance_scale", "final_w_init_variance_scale")
+    config.expect("embeddings_scale_by_sqrt_dim", True, default=True)
     attention = AttentionSpec(
         SlidingWindow(window=config.take("attention_window_size", config.take("sliding_window", 2048))),
         **shape,
