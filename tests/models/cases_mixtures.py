@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.models.cases import AROUND_8
-from tests.models.cases_dense import FULL, SLIDING, yarn
+from tests.models.cases_dense import FULL, SHARED, SLIDING, yarn
 from tests.models.oracle import Case
 
 MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
@@ -36,6 +36,8 @@ MIXTURES = (
          AROUND_8),
     Case("gpt-oss-hub-rope", "GptOss", {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 5,
          "layer_types": [FULL, SLIDING, SLIDING], **yarn(truncate=False, beta_fast=32.0)}, (4, 5, 6, 33, 60)),
+    Case("gemma4-mixture", "Gemma4", {**SHARED, "enable_moe_block": True, "num_experts": 5, "top_k_experts": 2,
+         "moe_intermediate_size": 24, "global_head_dim": 16}, AROUND_8),
     latent("deepseek-v2", "DeepseekV2", topk_method="group_limited_greedy"),
     latent("deepseek-v2-lite", "DeepseekV2", (1, 31, 32, 33, 60), q_lora_rank=None, topk_method="greedy",
            attention_bias=True, **yarn(mscale=0.7, mscale_all_dim=0.7)),

@@ -16,11 +16,11 @@ from exactkv.models.call import Call, last_of_rows
 from exactkv.models.latent import LatentAttention
 from exactkv.models.mlp import MLP
 from exactkv.models.moe import MixtureOfExperts
-from exactkv.models.norm import Norm, make_norm
+from exactkv.models.norm import Norm, RMSNorm, make_norm
 from exactkv.models.per_layer import PerLayerGate, PerLayerInputs
 from exactkv.models.recurrent.mixer import make_recurrent
 from exactkv.models.rope import Rotation, frequencies, rotation
-from exactkv.models.spec import AttentionSpec, DecoderSpec, LatentAttentionSpec, MlpSpec, RopeSpec
+from exactkv.models.spec import AttentionSpec, DecoderSpec, LatentAttentionSpec, MlpSpec, MoeSpec, RopeSpec
 from exactkv.models.streams import Laurel, StreamedLayer, Streams
 from exactkv.ops import TORCH, Ops
 
@@ -49,6 +49,9 @@ class Layer:
             self.mlp = MLP(spec.mlp, within(weights, "mlp"), ops)
         elif spec.mlp is not None:
             self.mlp = MixtureOfExperts(spec.mlp, within(weights, "mlp"), ops)
+        self.beside: MixtureBeside | None = None
+        if spec.beside is not None:
+            self.beside = MixtureBeside(spec.beside, decoder, weights, ops)
         laurel = within(weights, "laurel")
         self.laurel = Laurel(laurel, decoder.norm_eps, ops) if laurel else None
         self.gate, self.number = None, number
@@ -68,7 +71,7 @@ class Layer:
         if self.laurel is not None:
             y = y.add_(self.laurel(x)).mul_(2**-0.5)
         source = x if self.spec.parallel else y
-        if isinstance(self.mlp, MLP):
+        if isinstance(self.mlp, MLP) and self.beside is None:
             y = y.add_(*in_blocks(self._mlp, source))
         elif self.mlp is not None:
             y = y.add_(*self._mlp(source))
@@ -91,6 +94,8 @@ class Layer:
         assert self.mlp is not None
         added = self.mlp(x if self.mlp_norm is None else self.mlp_norm(x))
         added = added if self.spec.mlp_scale == 1.0 else added * self.spec.mlp_scale
+        if self.beside is not None:
+            added = self.beside(x, added)
         return (self._scaled(added, self.mlp_post_norm),)
 
     def _scaled(self, added: Tensor, norm: Norm | None) -> Tensor:
@@ -98,6 +103,21 @@ class Layer:
         if norm is not None:
             added = norm(added)
         return added if self.spec.residual_scale == 1.0 else added * self.spec.residual_scale
+
+
+class MixtureBeside:
+    """A mixture of experts beside a layer's MLP (Gemma 4): norm(MLP's) + norm(experts(norm x))."""
+
+    def __init__(self, spec: MoeSpec, decoder: DecoderSpec, weights: Mapping[str, Tensor], ops: Ops):
+        names = ("mlp.own_norm", "beside.norm", "beside.own_norm")
+        self.mlp_norm, self.norm, self.own_norm = (
+            RMSNorm(weights[f"{n}.weight"], decoder.norm_eps, decoder.norm_offset) for n in names
+        )
+        self.experts = MixtureOfExperts(spec, within(weights, "beside"), ops, decoder.norm_eps)
+
+    def __call__(self, x: Tensor, from_mlp: Tensor) -> Tensor:
+        """``x`` [B, T, hidden], and what the MLP made of it -> the same shape."""
+        return self.mlp_norm(from_mlp) + self.own_norm(self.experts(self.norm(x), routed_by=x))
 
 
 def make_layer(decoder: DecoderSpec, number: int, weights: Mapping[str, Tensor], ops: Ops) -> Layer | StreamedLayer:

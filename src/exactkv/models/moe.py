@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from exactkv.models.mlp import MLP
-from exactkv.models.norm import compute_dtype
+from exactkv.models.norm import compute_dtype, unit_norm
 from exactkv.models.spec import MlpSpec, MoeSpec
 from exactkv.ops import Ops
 
@@ -16,8 +16,9 @@ from exactkv.ops import Ops
 class MixtureOfExperts:
     """The chosen experts' outputs, each times its score, and the shared expert's, which sees every token."""
 
-    def __init__(self, spec: MoeSpec, weights: Mapping[str, Tensor], ops: Ops):
-        self.spec, self.ops = spec, ops
+    def __init__(self, spec: MoeSpec, weights: Mapping[str, Tensor], ops: Ops, eps: float = 0.0):
+        self.spec, self.ops, self.eps = spec, ops, eps
+        self.router_scale, self.expert_scale = weights.get("router.scale"), weights.get("expert_scale")
         self.router, self.router_bias = weights["router.weight"], weights.get("router.bias")
         self.score_bias = weights.get("score_bias")
         self.gate_up, self.gate_up_bias = weights["experts.gate_up.weight"], weights.get("experts.gate_up.bias")
@@ -28,10 +29,10 @@ class MixtureOfExperts:
             self.shared = MLP(MlpSpec(spec.shared_intermediate_size, spec.activation), shared, ops)
         self.shared_gate = weights.get("shared_gate.weight")
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """``x`` [B, T, hidden] -> the same shape."""
+    def __call__(self, x: Tensor, routed_by: Tensor | None = None) -> Tensor:
+        """``x`` [B, T, hidden] -> the same shape. ``routed_by``: what the router reads, if not ``x``."""
         s, flat = self.spec, x.reshape(-1, x.shape[-1])  # [N, hidden]
-        scores, chosen = self._route(flat)
+        scores, chosen = self._route(flat if routed_by is None else routed_by.reshape(flat.shape))
         scores = scores.to(x.dtype)[:, :, None]
         inputs = flat[:, None, :].expand(-1, s.top_k, -1)
         outputs = self.ops.experts(
@@ -50,6 +51,8 @@ class MixtureOfExperts:
         """Scores in the compute dtype and experts, [N, k] each. Without groups and bias the choice is made on the
         logits: scores may round to ties that logits are not."""
         s = self.spec
+        if self.router_scale is not None:
+            x = unit_norm(x, self.eps) * self.router_scale * x.shape[-1] ** -0.5
         logits = self.ops.linear(x, self.router, self.router_bias).to(compute_dtype(x.dtype))
         scores = torch.softmax(logits, -1) if s.scores == "softmax" else torch.sigmoid(logits)
         merit = logits if s.groups == 1 and self.score_bias is None else scores
@@ -61,6 +64,8 @@ class MixtureOfExperts:
         scores = scores.gather(1, chosen)
         if s.normalized:
             scores = scores / scores.sum(-1, keepdim=True)
+        if self.expert_scale is not None:
+            scores = scores * self.expert_scale.to(scores.dtype)[chosen]
         return scores * s.score_scale, chosen
 
     def _within_best_groups(self, merit: Tensor) -> Tensor:

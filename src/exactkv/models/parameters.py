@@ -61,6 +61,9 @@ def _layer(layer: LayerSpec, spec: DecoderSpec) -> dict[str, Parameter]:
         found |= {f"recurrent.{n}": Parameter(s) for n, s in shapes(layer.recurrent, spec.hidden_size).items()}
     if layer.mlp is not None:
         found |= {f"mlp.{n}": p for n, p in mlp(layer.mlp, spec.hidden_size).items()}  # type: ignore[arg-type]
+    if layer.beside is not None:
+        found |= _norm("mlp.own_norm", spec) | _norm("beside.norm", spec) | _norm("beside.own_norm", spec)
+        found |= {f"beside.{n}": p for n, p in _moe(layer.beside, spec.hidden_size).items()}
     if layer.laurel_rank is not None:
         found |= _norm("laurel.norm", spec) | _norm("laurel.post_norm", spec)
         found |= _linear("laurel.down", layer.laurel_rank, spec.hidden_size)
@@ -125,6 +128,10 @@ def _moe(moe: MoeSpec, hidden: int) -> dict[str, Parameter]:
     found = _linear("router", count, hidden, moe.router_bias)
     found |= _linear("experts.gate_up", (n, n), hidden, moe.bias, count)
     found |= _linear("experts.down", hidden, n, moe.bias, count)
+    if moe.router_norm:
+        found["router.scale"] = Parameter((hidden,))
+    if moe.expert_scale:
+        found["expert_scale"] = Parameter((count,))
     if moe.score_bias:
         found["score_bias"] = Parameter((count,))
     if shared:

@@ -192,7 +192,8 @@ class MoeSpec:
     inputs (``scores_input``). ``groups`` > 1: the experts fall into so many groups, of which only the best
     ``top_groups`` take part; a group is as good as its ``group_best`` best experts together. ``score_bias``: a
     learned bias that counts for the choice alone. ``router_bias``, ``bias``: on the router's logits, on the
-    experts' projections. ``shared_gate``: the shared expert's output times a sigmoid of its own."""
+    experts' projections. ``shared_gate``: the shared expert's output times a sigmoid of its own. ``router_norm``: the
+    router reads its input normed and times a learned vector; ``expert_scale``: a learned factor of each score."""
 
     num_experts: int
     top_k: int
@@ -210,6 +211,8 @@ class MoeSpec:
     router_bias: bool = False
     bias: bool = False
     shared_gate: bool = False
+    router_norm: bool = False
+    expert_scale: bool = False
 
 
 @dataclass(frozen=True)
@@ -228,8 +231,9 @@ class LayerSpec:
 
     ``pre_norms``: the norms before; ``post_norms``: norms on what is added. ``parallel``: the MLP reads the
     layer's input, too. ``residual_scale`` multiplies what is added; ``attention_scale``, ``recurrent_scale``,
-    ``mlp_scale`` what each gives. ``laurel_rank``: of a low-rank path beside attention. ``scaled``: what comes out
-    is multiplied by a learned number."""
+    ``mlp_scale`` what each gives. ``beside``: a mixture that reads what the MLP's norm reads; then both have norms
+    of their own, and what they give together has the MLP's. ``laurel_rank``: of a low-rank path beside attention.
+    ``scaled``: what comes out is multiplied by a learned number."""
 
     attention: AttentionSpec | LatentAttentionSpec | None
     mlp: MlpSpec | MoeSpec | None
@@ -241,6 +245,7 @@ class LayerSpec:
     attention_scale: float = 1.0
     recurrent_scale: float = 1.0
     mlp_scale: float = 1.0
+    beside: MoeSpec | None = None
     laurel_rank: int | None = None
     scaled: bool = False
 

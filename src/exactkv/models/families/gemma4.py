@@ -1,5 +1,6 @@
 """Gemma 4, text: as Gemma 3n without its streams; full layers with heads of another size whose rope turns a part of
-the pairs, in some models with keys as values; the last layers may read the keys and values of earlier ones."""
+the pairs, in some models with keys as values; the last layers may read the keys and values of earlier ones, a mixture
+may lie beside every MLP."""
 
 from __future__ import annotations
 
@@ -8,15 +9,26 @@ from typing import Any
 from exactkv.models.config import Config
 from exactkv.models.families import gemma3n
 from exactkv.models.families.common import ACTIVATIONS, FULL, SLIDING, decoder, every, heads, layer_kinds, patterns
-from exactkv.models.families.family import Family
+from exactkv.models.families.family import Family, Names
 from exactkv.models.families.ropes import ropes_of_kinds
-from exactkv.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from exactkv.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, MoeSpec
 
-NAMES = {**gemma3n.PER_LAYER_NAMES, "layers.{i}.scale": ("model.layers.{i}.layer_scalar",)}
+_LAYER = "model.layers.{i}"
+NAMES: Names = {
+    **gemma3n.PER_LAYER_NAMES,
+    "layers.{i}.scale": (f"{_LAYER}.layer_scalar",),
+    "layers.{i}.mlp.own_norm.weight": (f"{_LAYER}.post_feedforward_layernorm_1.weight",),
+    "layers.{i}.beside.norm.weight": (f"{_LAYER}.pre_feedforward_layernorm_2.weight",),
+    "layers.{i}.beside.own_norm.weight": (f"{_LAYER}.post_feedforward_layernorm_2.weight",),
+    "layers.{i}.beside.router.weight": (f"{_LAYER}.router.proj.weight",),
+    "layers.{i}.beside.router.scale": (f"{_LAYER}.router.scale",),
+    "layers.{i}.beside.expert_scale": (f"{_LAYER}.router.per_expert_scale",),
+    "layers.{i}.beside.experts.gate_up.weight": (f"{_LAYER}.experts.gate_up_proj",),
+    "layers.{i}.beside.experts.down.weight": (f"{_LAYER}.experts.down_proj",),
+}
 
 
 def spec(config: Config) -> DecoderSpec:
-    config.expect("enable_moe_block", False, default=False)
     config.expect("use_bidirectional_attention", None, "vision")
     count, bias = config.take("num_hidden_layers"), bool(config.take("attention_bias", False))
     kinds, by_kind = layer_kinds(config, every(count, 6)), patterns(config, 512)
@@ -26,6 +38,8 @@ def spec(config: Config) -> DecoderSpec:
     activation = ACTIVATIONS[config.expect("hidden_activation", "gelu_pytorch_tanh", default="gelu_pytorch_tanh")]
     wide = bool(config.take("use_double_wide_mlp", False))
     size = config.take("intermediate_size")
+    beside = _mixture(config, activation) if config.take("enable_moe_block", False) else None
+    config.ignore("num_experts", "top_k_experts", "moe_intermediate_size")
     as_values = bool(config.take("attention_k_eq_v", False))
     layers = [
         LayerSpec(
@@ -35,6 +49,7 @@ def spec(config: Config) -> DecoderSpec:
             ),
             MlpSpec(size * 2 if wide and shares is not None else size, activation),
             post_norms=True,
+            beside=beside,
             scaled=True,
         )
         for kind, shares in zip(kinds, gemma3n.owners(kinds, config.take("num_kv_shared_layers", 0)), strict=True)
@@ -47,6 +62,18 @@ def spec(config: Config) -> DecoderSpec:
         logit_softcap=config.take("final_logit_softcapping", None),
         per_layer=gemma3n.per_layer(config, activation) if has_inputs else None,
     )  # fmt: skip
+
+
+def _mixture(config: Config, activation: str) -> MoeSpec:
+    return MoeSpec(
+        num_experts=config.take("num_experts"),
+        top_k=config.take("top_k_experts"),
+        intermediate_size=config.take("moe_intermediate_size"),
+        activation=activation,
+        normalized=True,
+        router_norm=True,
+        expert_scale=True,
+    )
 
 
 def _shapes(config: Config, kinds: list[str]) -> dict[str, dict[str, Any]]:
