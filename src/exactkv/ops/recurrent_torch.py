@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exactkv.ops import recurrent
-
 FEW_TOKENS = 4
 """So many tokens are done one by one: what a chunk needs to be set up costs more."""
 CHUNK = 64
@@ -44,10 +42,14 @@ def selective_scan(
 def ssd_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """See recurrent.ssd_scan. Within a chunk as masked attention, between chunks by the state (arXiv 2405.21060,
     section 6)."""
-    if x.shape[1] <= FEW_TOKENS:
-        return recurrent.ssd_scan(x, dt, a, b, c, d, state)
     out = torch.empty_like(x)
     b, c = (t.repeat_interleave(x.shape[2] // t.shape[2], dim=2) for t in (b, c))
+    if x.shape[1] <= FEW_TOKENS:
+        for t in range(x.shape[1]):
+            decayed = state * torch.exp(dt[:, t] * a)[..., None, None]
+            state = decayed.addcmul_((x[:, t] * dt[:, t].unsqueeze(-1)).unsqueeze(-1), b[:, t].unsqueeze(-2))
+            out[:, t] = (state @ c[:, t].unsqueeze(-1)).squeeze(-1) + d[:, None] * x[:, t]
+        return out, state
     for begin in range(0, x.shape[1], CHUNK):
         part = slice(begin, begin + CHUNK)
         xs, bs, cs = (t[:, part].transpose(1, 2) for t in (x, b, c))  # [B, H, L, P or N]
@@ -66,9 +68,15 @@ def gated_delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """See recurrent.gated_delta_rule. Within a chunk what each token adds depends on what those before it added: a
     triangular system (arXiv 2412.06464, section 3.3)."""
-    if q.shape[1] <= FEW_TOKENS:
-        return recurrent.gated_delta_rule(q, k, v, decay, beta, state)
     out = torch.empty_like(v)
+    if q.shape[1] <= FEW_TOKENS:
+        for t in range(q.shape[1]):
+            decayed = state * torch.exp(decay[:, t])[..., None, None]
+            answer = (k[:, t].unsqueeze(-2) @ decayed).squeeze(-2)
+            moved = beta[:, t].unsqueeze(-1) * (v[:, t] - answer)
+            state = decayed.addcmul_(k[:, t].unsqueeze(-1), moved.unsqueeze(-2))
+            out[:, t] = (q[:, t].unsqueeze(-2) @ state).squeeze(-2)
+        return out, state
     for begin in range(0, q.shape[1], CHUNK):
         part = slice(begin, begin + CHUNK)
         qs, ks, vs = (t[:, part].transpose(1, 2) for t in (q, k, v))  # [B, H, L, K or V]
