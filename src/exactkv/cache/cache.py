@@ -124,7 +124,8 @@ class Cache:
     @property
     def slack(self) -> int:
         """How many rows more than the pattern needs bounded layers keep: ``slack`` + 1 tokens can be rewound.
-        It can be raised at any time, and holds for what is fed from then on."""
+        Recurrent layers keep as many states, and two more. It can be raised at any time, and holds for what is fed
+        from then on."""
         return self._policy.slack
 
     @slack.setter

@@ -87,10 +87,11 @@ class Model:
     ) -> Cache:
         """An empty cache of ``batch_size`` rows.
 
-        ``slack``: rows that windowed and chunked layers keep beyond what they need, so that slack + 1 tokens
-        can be rewound. ``max_length``: the most tokens a row may have (default: the model's maximum); given,
-        memory for them is reserved at once. Rope that depends on the length (long rope, dynamic NTK) follows it,
-        so that a row's keys are all of one kind. ``step``: rows by which memory grows at least.
+        ``slack``: rows that windowed and chunked layers keep beyond what they need, and states that recurrent layers
+        keep of earlier positions, so that slack + 1 tokens can be rewound. ``max_length``: the most tokens a row may
+        have (default: the model's maximum); given, memory for them is reserved at once. Rope that depends on the
+        length (long rope, dynamic NTK) follows it, so that a row's keys are all of one kind. ``step``: rows by which
+        memory grows at least.
         Raises InputError where an argument does not fit.
         """
         poison = os.environ.get("EXACTKV_POISON", "0") not in ("", "0")
