@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import exactkv.cache as cache_package
-from exactkv.cache.layer import AttentionLayer
+from exactkv.cache import AttentionLayer, RecurrentLayer
 from tests.tiny import FULL, VOCAB, chunk, tiny_model, window, with_ops
 
 PATTERNS = [FULL, window(5), chunk(8), window(4, anchors=2), chunk(6, anchors=3), window(1), chunk(8)]
@@ -24,6 +24,8 @@ class Interrupted(BaseException):
 class CacheMachine(RuleBasedStateMachine):
     """``held``: pairs of a cache and its shadow, the token ids of each row as this test fed them."""
 
+    model, reference, last_layer = MODEL, REFERENCE, len(PATTERNS) - 1
+
     def __init__(self):
         super().__init__()
         self.held = []
@@ -33,7 +35,7 @@ class CacheMachine(RuleBasedStateMachine):
         """Logits of one forward pass by the reference, without a cache."""
         key = tuple(ids)
         if key not in self.expected:
-            self.expected[key] = REFERENCE([ids])[0]
+            self.expected[key] = self.reference([ids])[0]
         return self.expected[key]
 
     def pick(self, data):
@@ -42,7 +44,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(batch=st.integers(0, 3), slack=st.integers(0, 6), step=st.sampled_from([1, 3, 8, 256]))
     @precondition(lambda self: len(self.held) < 3)
     def new(self, batch, slack, step):
-        self.held.append((MODEL.new_cache(batch, slack=slack, step=step), [[] for _ in range(batch)]))
+        self.held.append((self.model.new_cache(batch, slack=slack, step=step), [[] for _ in range(batch)]))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), width=st.integers(1, 24), fails_at=st.integers(-12, len(PATTERNS) - 1))
@@ -61,9 +63,9 @@ class CacheMachine(RuleBasedStateMachine):
         )  # fmt: skip
         given = torch.tensor(tokens, dtype=torch.int64).reshape(len(shadow), width)
         if fails_at >= 0:
-            self.feed_interrupted(cache, given, lengths, fails_at)
+            self.feed_interrupted(cache, given, lengths, min(fails_at, self.last_layer))
             return
-        logits = MODEL(given, cache=cache, lengths=lengths)
+        logits = self.model(given, cache=cache, lengths=lengths)
         for r, (ids, n) in enumerate(zip(shadow, lengths, strict=True)):
             past = len(ids)
             ids += tokens[r][:n]
@@ -73,22 +75,26 @@ class CacheMachine(RuleBasedStateMachine):
                 assert (logits[r, :n] - expected).abs().max() <= 1e-10 * expected.abs().max()
 
     def feed_interrupted(self, cache, given, lengths, fails_at):
+        """Each kind of layer calls this method of its layer of the cache."""
         before = cache.lengths
-        extend = AttentionLayer.extend
+        methods = {AttentionLayer: AttentionLayer.extend, RecurrentLayer: RecurrentLayer.write}
 
-        def failing(layer, step, rows):
-            view = extend(layer, step, rows)
-            if layer.index == fails_at:
-                raise Interrupted
-            return view
+        def failing(method):
+            def failing_method(layer, *arguments):
+                result = method(layer, *arguments)
+                if layer.index == fails_at:
+                    raise Interrupted
+                return result
 
-        AttentionLayer.extend = failing
+            return failing_method
+
+        AttentionLayer.extend, RecurrentLayer.write = (failing(method) for method in methods.values())
         try:
-            MODEL(given, cache=cache, lengths=lengths)
+            self.model(given, cache=cache, lengths=lengths)
         except Interrupted:
             pass
         finally:
-            AttentionLayer.extend = extend
+            AttentionLayer.extend, RecurrentLayer.write = methods.values()
         assert cache.lengths == before
 
     @precondition(lambda self: self.held)

@@ -13,8 +13,8 @@ import pytest
 from safetensors.torch import save_file
 
 from exactkv.models.families import llama
+from exactkv.models.parameters import parameters
 from exactkv.models.random import random_weights
-from exactkv.models.spec import parameters
 from tests.generation.tiny_text import TEMPLATE, VOCAB, byte_backend, text_spec
 
 SOURCE = Path(__file__).parents[2] / "src"

@@ -157,8 +157,11 @@ def test_buffers_of_old_files_are_left_aside(model_dir: Path) -> None:
 
 
 def test_unsupported_architecture_names_the_supported(model_dir: Path) -> None:
-    message = refusal(change_config(model_dir, architectures=["MambaForCausalLM"], model_type="mamba"))
-    assert "'MambaForCausalLM'" in message and "Llama4ForCausalLM" in message and "Gemma3ForCausalLM" in message
+    unknown = {"architectures": ["NovelForCausalLM"], "model_type": "novel", "router_bend": 0.5}
+    message = refusal(change_config(model_dir, **unknown))
+    assert "'NovelForCausalLM'" in message and "Llama4ForCausalLM" in message and "Gemma3ForCausalLM" in message
+    assert "nearest supported family by the config's fields is llama" in message
+    assert "give a meaning to: router_bend." in message
 
 
 def test_unknown_fields_are_refused_or_accepted_by_name(model_dir: Path) -> None:
@@ -171,10 +174,10 @@ def test_unknown_fields_are_refused_or_accepted_by_name(model_dir: Path) -> None
     ("fields", "expected"),
     [
         ({"hidden_size": None}, "'hidden_size' is missing"),
-        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
+        ({"hidden_act": "relu"}, "hidden_act = 'relu' is not supported"),
         ({"num_hidden_layers": "two"}, "makes no sense"),
         ({"num_attention_heads": 0, "head_dim": None}, "makes no sense"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "'yarn' is not supported"),
+        ({"rope_parameters": {"rope_type": "mrope", "factor": 2.0}}, "'mrope' is not supported"),
         ({"rope_parameters": [1]}, "makes no sense"),
         ({"architectures": 5, "model_type": 5}, "unsupported architecture"),
         ({"rms_norm_eps": "1e-6"}, "norm_eps would be '1e-6'"),
@@ -185,8 +188,8 @@ def test_unknown_fields_are_refused_or_accepted_by_name(model_dir: Path) -> None
         ({"rope_parameters": None, "rope_theta": 0}, "base would be 0.0"),
         ({"rope_parameters": None, "rope_theta": float("nan")}, "base would be nan"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "rope_theta": 777}, "rope_theta is 777 and"),
-        ({"model_type": "mistral", "sliding_window": 0}, "window is 0"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized (gptq)"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "window is 0"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized (bitsandbytes)"),
         ({"architectures": ["Llama4ForConditionalGeneration"], "text_config": 3}, "expected an object"),
     ],
 )

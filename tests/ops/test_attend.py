@@ -88,6 +88,38 @@ def as_double(view):
     return view._replace(rows=rows)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    pattern=patterns,
+    rows=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 60)), min_size=1, max_size=3),
+    cuts=st.sets(st.integers(1, 150), max_size=3),
+    softcap=st.sampled_from([None, 0.7]),
+    with_sinks=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_softcap_and_sinks_equal_the_reference(pattern, rows, cuts, softcap, with_sinks, seed):
+    generator = torch.Generator().manual_seed(seed)
+    view = make_view(pattern, rows, generator, cuts)
+    width = max(max(count for _, count in rows), 1)
+    q = torch.randn((len(rows), HEADS, width, SIZE), dtype=torch.float64, generator=generator)
+    sinks = torch.randn(HEADS, dtype=torch.float64, generator=generator) if with_sinks else None
+    for r, (_, count) in enumerate(rows):
+        q[r, :, count:] = torch.nan  # padding
+    expected = REFERENCE.attend(q, view, 0.3, softcap, sinks)
+    found = TORCH.attend(q, view, 0.3, softcap, sinks)
+    assert not expected.isnan().any() and (found - expected).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("pattern", [FullAttention(), SlidingWindow(window=100), ChunkedAttention(chunk_size=128)])
+def test_softcap_and_sinks_over_several_blocks(pattern):
+    generator = torch.Generator().manual_seed(4)
+    view = make_view(pattern, [(70, 600)], generator, cuts={250, 480}, dtype=torch.float32)
+    q = torch.randn((1, HEADS, 600, SIZE), generator=generator)
+    sinks = torch.randn(HEADS, generator=generator)
+    exact = REFERENCE.attend(q.double(), as_double(view), 0.3, 2.0, sinks.double())
+    assert (TORCH.attend(q, view, 0.3, 2.0, sinks).double() - exact).abs().max() <= 2e-6 * exact.abs().max()
+
+
 def test_softcap_and_sinks_are_their_formulas():
     generator = torch.Generator().manual_seed(2)
     view = make_view(FullAttention(), [(4, 1)], generator, cuts=set())
@@ -107,9 +139,10 @@ def test_softcap_and_sinks_are_their_formulas():
     tokens=st.integers(0, 9),
     k=st.integers(1, 3),
     seed=st.integers(0, 99),
-    activation=st.sampled_from(["silu", "gelu_tanh"]),
+    activation=st.sampled_from(["silu", "gelu_tanh", "gelu", "clamped_swiglu"]),
+    with_bias=st.booleans(),
 )
-def test_experts_equal_the_reference(tokens, k, seed, activation):
+def test_experts_equal_the_reference(tokens, k, seed, activation, with_bias):
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -117,8 +150,9 @@ def test_experts_equal_the_reference(tokens, k, seed, activation):
 
     x, gate_up, down = draw(tokens, k, 8), draw(5, 12, 8), draw(5, 8, 6)
     _, chosen = REFERENCE.top_experts(draw(tokens, 5), k)
-    expected = REFERENCE.experts(x, chosen, gate_up, down, activation)
-    assert torch.allclose(TORCH.experts(x, chosen, gate_up, down, activation), expected, rtol=0, atol=1e-12)
+    biases = (draw(5, 12), draw(5, 8)) if with_bias else ()
+    expected = REFERENCE.experts(x, chosen, gate_up, down, activation, *biases)
+    assert torch.allclose(TORCH.experts(x, chosen, gate_up, down, activation, *biases), expected, rtol=0, atol=1e-12)
 
 
 def test_ties_of_a_router_go_to_the_lowest_index():
@@ -126,11 +160,18 @@ def test_ties_of_a_router_go_to_the_lowest_index():
     assert TORCH.top_experts(logits, 2)[1].tolist() == [[1, 2]]
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "clamped_swiglu"])
 def test_gated_equals_the_reference(activation):
     gate, up = torch.linspace(-6, 6, 40, dtype=torch.float64).reshape(2, 20)
     expected = REFERENCE.gated(gate, up, activation)
     assert torch.allclose(TORCH.gated(gate, up, activation), expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
+def test_activate_equals_the_reference(activation):
+    x = torch.linspace(-6, 6, 40, dtype=torch.float64)
+    expected = REFERENCE.activate(x, activation)
+    assert torch.allclose(TORCH.activate(x, activation), expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype,bound", [(torch.float32, 1e-6), (torch.float64, 1e-14), (torch.bfloat16, 4e-3)])

@@ -4,11 +4,12 @@ from exactkv.cache.cache import Cache, CacheSpec, join, uncached_step
 from exactkv.cache.checks import check_lengths
 from exactkv.cache.layer import AttentionLayer
 from exactkv.cache.pattern import AttentionPattern, ChunkedAttention, FullAttention, SlidingWindow, visible
+from exactkv.cache.recurrent import RecurrentLayer, StatePart, StateParts
 from exactkv.cache.storage import make_storage
 from exactkv.cache.view import KVSegment, KVView, RowView, Step
 
 __all__ = [
     "AttentionLayer", "AttentionPattern", "Cache", "CacheSpec", "ChunkedAttention", "FullAttention",
-    "KVSegment", "KVView", "RowView", "SlidingWindow", "Step", "check_lengths", "join", "make_storage",
-    "uncached_step", "visible",
+    "KVSegment", "KVView", "RecurrentLayer", "RowView", "SlidingWindow", "StatePart", "StateParts", "Step",
+    "check_lengths", "join", "make_storage", "uncached_step", "visible",
 ]  # fmt: skip

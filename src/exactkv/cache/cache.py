@@ -15,11 +15,12 @@ from weakref import WeakSet
 
 import torch
 
-from exactkv.cache import integrity, report
+from exactkv.cache import integrity, recurrent, report
 from exactkv.cache.checks import check_lengths, is_int, listed, require
 from exactkv.cache.layer import AttentionLayer, arrange
 from exactkv.cache.pattern import AttentionPattern
 from exactkv.cache.place import Policy
+from exactkv.cache.recurrent import RecurrentLayer, State, StateParts
 from exactkv.cache.run import Memory, Run
 from exactkv.cache.storage import DenseStorage, PartShapes
 from exactkv.cache.view import NOTHING, Fresh, Placement, Step
@@ -29,8 +30,9 @@ from exactkv.errors import InputError, IntegrityError
 class CacheSpec:
     """What a model's cache must hold.
 
-    ``layers``: each layer's pattern and parts, in the model's order. ``identity``: names the model, so that
-    another model's cache is refused. ``max_length``: the most tokens a row may have, None for no limit.
+    ``layers``: each attention layer's pattern and parts, in the model's order. ``identity``: names the model, so
+    that another model's cache is refused. ``max_length``: the most tokens a row may have, None for no limit.
+    ``recurrent``: the parts of each recurrent layer's state, in the model's order.
     """
 
     def __init__(
@@ -38,8 +40,10 @@ class CacheSpec:
         layers: Sequence[tuple[AttentionPattern, PartShapes]],
         identity: str,
         max_length: int | None = None,
+        recurrent: Sequence[StateParts] = (),
     ):
         self.layers, self.zones = arrange(layers)
+        self.recurrent = tuple(RecurrentLayer(i, parts) for i, parts in enumerate(recurrent))
         self.identity = identity
         self.max_length = max_length
 
@@ -56,11 +60,13 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The state of one row: its length, and what it holds in each zone. Tokens are ``owner.log[:length]``."""
+    """The state of one row: its length, what it holds in each zone, and of its recurrent layers the states at its
+    newest positions, its length's the last. Tokens are ``owner.log[:length]``."""
 
     owner: Owner
     length: int
     runs: tuple[Run, ...]
+    states: tuple[State, ...] = ()
 
 
 class Cache:
@@ -112,12 +118,14 @@ class Cache:
     @property
     def nbytes(self) -> int:
         """Bytes of device memory allocated for rows; what rows share is counted once."""
-        return sum(memory.nbytes for memory in self._memories())
+        states = recurrent.tensors(state for row in self._rows for state in row.states)
+        return sum(m.nbytes for m in self._memories()) + sum(t.nbytes for t in states.values())
 
     @property
     def slack(self) -> int:
         """How many rows more than the pattern needs bounded layers keep: ``slack`` + 1 tokens can be rewound.
-        It can be raised at any time, and holds for what is fed from then on."""
+        Recurrent layers keep as many states, and two more. It can be raised at any time, and holds for what is fed
+        from then on."""
         return self._policy.slack
 
     @slack.setter
@@ -162,7 +170,7 @@ class Cache:
                     run, placement = self._policy.place(zone, run, row.length, count)
                 runs.append(run)
                 placements[z].append(placement)
-            rows.append(Row(row.owner, row.length, tuple(runs)))
+            rows.append(replace(row, runs=tuple(runs)))
         self._rows = tuple(rows)
         if self.storage.poison:
             self._poison()
@@ -170,11 +178,18 @@ class Cache:
         positions = make_positions(starts, width, self.storage.device)
         given = [list(t) for t in tokens] if tokens is not None else [[] for _ in rows]
         self._void_step()
-        self._step = Step(starts, counts, width, positions, placements, self.storage, given)
-        return self._step
+        step = Step(starts, counts, width, positions, placements, self.storage, given)
+        if self.spec.recurrent:
+            step.before = tuple(row.states[-1] if row.length else None for row in rows)
+            step.keeps = tuple(
+                recurrent.kept_offsets(start, count, self.slack) for start, count in zip(starts, counts, strict=True)
+            )
+        step.stretches = recurrent.stretches(step.keeps, counts, width)
+        self._step = step
+        return step
 
     def commit(self, step: Step) -> None:
-        """End the step: all layers have been extended, and every row has its new length, at once."""
+        """End the step: all layers have been extended or written, and every row has its new length, at once."""
         if step.void or step is not self._step:
             raise IntegrityError("commit of a step that is void: another step or operation came after its begin")
         if len(step.extended) != len(self.layers):
@@ -188,7 +203,10 @@ class Cache:
                 del row.owner.log[row.length :]
                 row.owner.log.extend(step.tokens[r])
                 runs = tuple(p[r].after or row.runs[z] for z, p in enumerate(step.placements))
-                row = Row(row.owner, row.length + count, runs)
+                length, states = row.length + count, row.states
+                if self.spec.recurrent:
+                    states = recurrent.advanced(states, step, r, length, self.slack, len(self.spec.recurrent))
+                row = Row(row.owner, length, runs, states)
             rows.append(row)
         self._rows, self._step = tuple(rows), None
 
@@ -210,7 +228,7 @@ class Cache:
         for row, position in zip(self._rows, reached, strict=True):
             if position < row.length:
                 runs = tuple(zone.rewound(run, position) for zone, run in zip(self.spec.zones, row.runs, strict=True))
-                row = Row(row.owner, position, runs)
+                row = Row(row.owner, position, runs, recurrent.rewound(row.states, position))
             rows.append(row)
         self._void_step()
         self._rows = tuple(rows)
@@ -281,7 +299,7 @@ class Cache:
                     self._policy.detached(zone, run, row.length)
                     for zone, run in zip(self.spec.zones, row.runs, strict=True)
                 )
-                rows[r] = Row(Owner(row.owner.log[: row.length]), row.length, runs)
+                rows[r] = Row(Owner(row.owner.log[: row.length]), row.length, runs, row.states)
         self._hold(tuple(rows))
         self._exclusive = True
 
@@ -295,6 +313,8 @@ class Cache:
             lowest = position
             for zone, run in zip(self.spec.zones, row.runs, strict=True):
                 lowest = min(lowest, zone.standing(run, position))
+            if self.spec.recurrent:
+                lowest = min(lowest, recurrent.standing(row.states, position))
             if lowest == position:
                 return position
             position = lowest
@@ -373,7 +393,9 @@ def uncached_step(spec: CacheSpec, storage: DenseStorage, width: int, lengths: S
             row_placements.append(Placement((), None, fresh, None))
         placements.append(row_placements)
     starts = (0,) * len(counts)
-    return Step(starts, counts, width, make_positions(starts, width, storage.device), placements, storage)
+    step = Step(starts, counts, width, make_positions(starts, width, storage.device), placements, storage)
+    step.before, step.stretches = (None,) * len(counts), recurrent.stretches((), counts, width)
+    return step
 
 
 def make_positions(starts: Sequence[int], width: int, device: torch.device) -> torch.Tensor:

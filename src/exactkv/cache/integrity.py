@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from exactkv.cache.recurrent import kept_from
 from exactkv.errors import IntegrityError
 
 if TYPE_CHECKING:
     from exactkv.cache.cache import Cache
     from exactkv.cache.layer import Zone
+    from exactkv.cache.recurrent import State
     from exactkv.cache.run import Run
 
 
@@ -24,6 +26,7 @@ def check(cache: Cache) -> None:
         _require(len(row.runs) == len(cache.spec.zones), where, "not one run a zone")
         for zone, run in zip(cache.spec.zones, row.runs, strict=True):
             _check_run(cache, zone, run, row.length, f"{where}, {zone.pattern} from {zone.low}")
+        _check_states(cache, row.states, row.length, f"{where}, recurrent")
     # One cache, one writer of each run: rows that share private memory must be due to detach.
     if cache._exclusive:
         memories = [id(run.memory) for row in cache._rows for run in row.runs]
@@ -57,6 +60,26 @@ def _check_run(cache: Cache, zone: Zone, run: Run, length: int, where: str) -> N
         _require(run.memory.capacity <= most, where, f"capacity {run.memory.capacity}, at most {most}")
     else:
         _require(run.start == zone.low, where, f"start is {run.start}: a row was given up")
+
+
+def _check_states(cache: Cache, states: tuple[State, ...], length: int, where: str) -> None:
+    layers = cache.spec.recurrent
+    if not layers or not length:
+        _require(not states, where, "there are states of no tokens or no layers")
+        return
+    at = [state.position for state in states]
+    _require(at == sorted(set(at)) and at[:1] >= [1], where, f"states at {at}: not in order")
+    _require(at[-1:] == [length], where, f"states at {at}: none of the row's {length} tokens")
+    _require(at[0] >= kept_from(length, cache.slack), where, f"states at {at}: more than slack {cache.slack} asks for")
+    for state in states:
+        _require(len(state.layers) == len(layers), where, f"{len(state.layers)} states at {state.position}")
+        for layer, parts in zip(layers, state.layers, strict=True):
+            _require(parts.keys() == layer.parts.keys(), where, f"parts {list(parts)}")
+            for name, part in layer.parts.items():
+                fits = parts[name].shape == part.shape and parts[name].dtype == part.dtype(cache.storage)
+                _require(fits, where, f"part {name!r} is {parts[name].dtype} {list(parts[name].shape)}")
+                whole = parts[name].untyped_storage().nbytes() == parts[name].nbytes
+                _require(whole, where, f"part {name!r} keeps memory alive that is not its own")
 
 
 def _require(holds: bool, where: str, what: str) -> None:

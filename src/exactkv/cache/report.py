@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from exactkv.cache.recurrent import tensors
+
 if TYPE_CHECKING:
     from exactkv.cache.cache import Cache
 
@@ -25,6 +27,12 @@ def describe(cache: Cache) -> str:
         n = len(zone.layers)
         layers = f"{n} layer{'s' if n != 1 else ''}"
         table.append((kind, layers, f"positions {_some(spans)}", human_bytes(sum(memories.values()))))
+    if cache.spec.recurrent:
+        n = len(cache.spec.recurrent)
+        spans = [f"{row.states[0].position}..{row.length}" if row.states else "0..0" for row in cache._rows]
+        held = tensors(state for row in cache._rows for state in row.states)
+        layers, size = f"{n} layer{'s' if n != 1 else ''}", sum(t.nbytes for t in held.values())
+        table.append(("recurrent", layers, f"states at {_some(spans)}", human_bytes(size)))
     widths = [max(len(line[i]) for line in table) for i in range(4)] if table else []
     for line in table:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
 from exactkv.cache.pattern import AttentionPattern
 from exactkv.cache.run import Memory, Piece, Run
 from exactkv.cache.storage import DenseStorage
+
+if TYPE_CHECKING:
+    from exactkv.cache.recurrent import State
 
 
 class KVSegment(NamedTuple):
@@ -91,6 +94,10 @@ class Step:
     ``starts``, ``counts``: for each row, its length before the call and the number of its valid tokens.
     ``positions``: int64 [B, T], absolute (a padded token's goes on counting). ``placements[zone][row]``.
     ``extended``: the layers that have written so far. ``void``: something else was done with the cache since.
+
+    For recurrent layers: ``before``, the state in which each row begins, None if it is empty; ``keeps``, after how
+    many of its tokens each row keeps its state; ``stretches`` [begin, end), the call's tokens cut there and at each
+    row's count; ``states``, what has been written so far, (row, tokens) -> recurrent layer -> part -> tensor.
     """
 
     starts: tuple[int, ...]
@@ -102,3 +109,7 @@ class Step:
     tokens: list[list[int]] = field(default_factory=list)
     extended: set[int] = field(default_factory=set)
     void: bool = False
+    before: tuple[State | None, ...] = ()
+    keeps: tuple[range, ...] = ()
+    stretches: tuple[tuple[int, int], ...] = ()
+    states: dict[tuple[int, int], dict[int, Mapping[str, Tensor]]] = field(default_factory=dict)

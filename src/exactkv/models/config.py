@@ -62,14 +62,17 @@ class Config:
         """Fields of this family that do not change the arithmetic."""
         self.taken.update(names)
 
-    def finish(self) -> None:
-        """Raise LoadError where a field is neither taken, nor null, nor known to be harmless."""
-        unknown = sorted(
+    def unknown(self) -> list[str]:
+        """The fields that are neither taken, nor null, nor known to be harmless."""
+        return sorted(
             name
             for name, value in self.fields.items()
             if value is not None and name not in self.taken and name not in HARMLESS and not name.startswith("_")
         )
-        if unknown:
+
+    def finish(self) -> None:
+        """Raise LoadError where a field is unknown."""
+        if unknown := self.unknown():
             shown = ", ".join(f"{name} = {self.fields[name]!r}"[:80] for name in unknown)
             raise LoadError(
                 f"config of a {self.family} model: unknown fields that may change the arithmetic: {shown}. "

@@ -6,9 +6,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,13 @@ from torch import Tensor
 from exactkv.errors import ExactKVError, InputError, LoadError
 from exactkv.models import embedded
 from exactkv.models.config import Config
-from exactkv.models.families import Family, Transposed, find_family
+from exactkv.models.families import Family, find_family
+from exactkv.models.formats import open_directory
 from exactkv.models.model import Model
-from exactkv.models.source import DirectorySource, TensorSource, read_json, shown
-from exactkv.models.spec import DecoderSpec, Parameter, check_spec, parameters
+from exactkv.models.parameters import parameters
+from exactkv.models.plan import Piece, plan_reading, stored_name
+from exactkv.models.source import DirectorySource, TensorSource, read_json
+from exactkv.models.spec import DecoderSpec, check_spec
 
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
 
@@ -66,9 +68,7 @@ def load(
         weights = _allocate(spec, wanted or _config_dtype(fields) or stored, on, name)
 
         def read(piece: Piece) -> int:
-            out = piece.within(weights)
-            source.read(piece.source, out)
-            return out.nbytes
+            return piece.fill(weights, source)
 
         with _Bar(name, sum(w.nbytes for w in weights.values()), progress) as bar:
             for nbytes in pool.map(read, pieces):
@@ -151,7 +151,7 @@ def _download(repo: str, revision: str | None, quiet: bool) -> Path:
 def _open(path: Path) -> tuple[TensorSource, torch.dtype]:
     """The source at an existing path, and the dtype that "auto" means where the config does not say."""
     if path.is_dir():
-        directory = DirectorySource(path)
+        directory = open_directory(path)
         return directory, directory.dtype()
     if path.suffix == ".safetensors":
         raise LoadError(f"{path} holds weights only; give the directory that holds it and its config.json")
@@ -189,81 +189,6 @@ def read_spec(family: Family, fields: Mapping[str, Any], accept_fields: Collecti
     return spec
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A tensor of the files and where it goes: ``rows`` of ours from ``first``. ``shape``: in the files."""
-
-    source: str
-    shape: tuple[int, ...]
-    ours: str
-    first: int
-    rows: int
-    transposed: bool
-
-    def within(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """The part of our parameter that this tensor fills, in the files' order of axes."""
-        part = weights[self.ours].narrow(0, self.first, self.rows)
-        return part.transpose(-1, -2) if self.transposed else part
-
-
-def plan_reading(family: Family, spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]], name: str) -> list[Piece]:
-    """Which tensors of the files (``shapes`` by name) go where. Raises one LoadError that lists every tensor
-    that is missing, unknown, or of another shape."""
-    pieces = _under_prefix(list(_pieces(family, parameters(spec))), family, shapes)
-    missing = [p.source for p in pieces if p.source not in shapes]
-    misshapen = [
-        f"{p.source} is {list(shapes[p.source])}, expected {list(p.shape)}"
-        for p in pieces
-        if p.source in shapes and tuple(shapes[p.source]) != p.shape
-    ]
-    used = {p.source for p in pieces}
-    if spec.tied_head:
-        used |= {prefix + _source_names(family, "head.weight")[0][0] for prefix in family.prefixes}
-    aside = re.compile("|".join(f"(?:{pattern})" for pattern in family.left_aside) or r"(?!)")
-    unknown = sorted(n for n in shapes if n not in used and not aside.fullmatch(n))
-    problems = [
-        f"{len(names)} {what}: {shown(names)}"
-        for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", misshapen))
-        if names
-    ]
-    if problems:
-        raise LoadError(
-            f"{name}: the tensors do not fit the config of a {family.name} model: {'; '.join(problems)}. "
-            "Either config and weights are not of the same model, or it has parts that are not supported."
-        )
-    return pieces
-
-
-def _pieces(family: Family, wanted: Mapping[str, Parameter]) -> Iterator[Piece]:
-    for ours, parameter in wanted.items():
-        names = _source_names(family, ours)
-        parts = parameter.parts if parameter.parts and len(names) > 1 else parameter.shape[:1]
-        first = 0
-        for (source, transposed), rows in zip(names, parts, strict=True):
-            shape = (rows, *parameter.shape[1:])
-            if transposed:
-                shape = (*shape[:-2], shape[-1], shape[-2])
-            yield Piece(source, shape, ours, first, rows, transposed)
-            first += rows
-
-
-def _source_names(family: Family, ours: str) -> list[tuple[str, bool]]:
-    """The files' names (without prefix) of one of our parameters, and whether each is transposed there."""
-    layer = re.match(r"layers\.(\d+)\.", ours)
-    number = layer[1] if layer else ""
-    sources = family.names[ours.replace(f"layers.{number}.", "layers.{i}.", 1) if layer else ours]
-    return [
-        (s.name.replace("{i}", number), True) if isinstance(s, Transposed) else (s.replace("{i}", number), False)
-        for s in sources
-    ]
-
-
-def _under_prefix(pieces: list[Piece], family: Family, shapes: Mapping[str, tuple[int, ...]]) -> list[Piece]:
-    """The pieces by their full names, under the prefix of the family under which most of them are found."""
-    prefix = max(family.prefixes, key=lambda prefix: sum(prefix + p.source in shapes for p in pieces))
-    return [Piece(prefix + p.source, p.shape, p.ours, p.first, p.rows, p.transposed) for p in pieces]
-
-
 def _allocate(spec: DecoderSpec, dtype: torch.dtype, device: torch.device, name: str) -> dict[str, Tensor]:
     wanted = parameters(spec)
     try:
@@ -280,12 +205,12 @@ def _check_tied(source: TensorSource, family: Family, spec: DecoderSpec, name: s
     """Where the head is the embedding, files may hold it a second time, but not with other values."""
     if not spec.tied_head or not isinstance(source, DirectorySource):
         return
-    (head, _), (embedding, _) = (_source_names(family, n)[0] for n in ("head.weight", "embedding.weight"))
     for prefix in family.prefixes:
-        if prefix + head in source.shapes() and not source.same(prefix + head, prefix + embedding):
+        head, embedding = (stored_name(family, prefix, n) for n in ("head.weight", "embedding.weight"))
+        if head in source.shapes() and not source.same(head, embedding):
             raise LoadError(
                 f"{name}: the config ties the head to the embedding (tie_word_embeddings), but the files "
-                f"hold a {prefix + head} with other values. If that is the model's head, set "
+                f"hold a {head} with other values. If that is the model's head, set "
                 "tie_word_embeddings to false in config.json; else remove the tensor."
             )
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from exactkv.cache import Cache, check_lengths, make_storage, uncached_step
+from exactkv.cache import Cache, CacheSpec, check_lengths, make_storage, uncached_step
 from exactkv.errors import InputError
 from exactkv.models.decoder import Decoder, check_logits
-from exactkv.models.spec import DecoderSpec
+from exactkv.models.spec import DecoderSpec, RopeSpec
 from exactkv.ops import TORCH, Ops
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Model:
         self.spec, self.tokenizer, self.name = spec, tokenizer, name
         self.generation_config = dict(generation_config or {})
         self.decoder = Decoder(spec, weights, ops)
+        self._cache_specs: dict[tuple[RopeSpec, ...], CacheSpec] = {}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -66,9 +67,15 @@ class Model:
             digest.update(sample.cpu().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
-    @cached_property
-    def _cache_spec(self):  # type: ignore[no-untyped-def]
-        return self.spec.cache_spec(self.fingerprint)
+    def _cache_spec(self, max_length: int) -> CacheSpec:
+        """What a cache for rows of at most ``max_length`` tokens holds. Its identity names these weights, and the
+        variants of those ropes that depend on the length."""
+        settled = tuple(rope.settled(max_length) for rope in self.decoder.ropes)
+        if settled not in self._cache_specs:
+            variant = hashlib.sha256(repr(settled).encode()).hexdigest()
+            identity = self.fingerprint if settled == self.decoder.ropes else f"{self.fingerprint} {variant}"
+            self._cache_specs[settled] = self.spec.cache_spec(identity)
+        return self._cache_specs[settled]
 
     def new_cache(
         self,
@@ -80,14 +87,17 @@ class Model:
     ) -> Cache:
         """An empty cache of ``batch_size`` rows.
 
-        ``slack``: rows that windowed and chunked layers keep beyond what they need, so that slack + 1 tokens
-        can be rewound. ``max_length``: the most tokens a row may have (default: the model's maximum); given,
-        memory for them is reserved at once. ``step``: rows by which memory grows at least.
+        ``slack``: rows that windowed and chunked layers keep beyond what they need, and states that recurrent layers
+        keep of earlier positions, so that slack + 1 tokens can be rewound. ``max_length``: the most tokens a row may
+        have (default: the model's maximum); given, memory for them is reserved at once. Rope that depends on the
+        length (long rope, dynamic NTK) follows it, so that a row's keys are all of one kind. ``step``: rows by which
+        memory grows at least.
         Raises InputError where an argument does not fit.
         """
         poison = os.environ.get("EXACTKV_POISON", "0") not in ("", "0")
         kept = make_storage(storage, self.dtype, self.device, poison)
-        return Cache(self._cache_spec, batch_size, kept, slack=slack, step=step, max_length=max_length)
+        spec = self._cache_spec(self._within_limit(max_length))
+        return Cache(spec, batch_size, kept, slack=slack, step=step, max_length=max_length)
 
     @torch.no_grad()
     def __call__(
@@ -96,35 +106,37 @@ class Model:
         cache: Cache | None = None,
         lengths: Sequence[int] | None = None,
         logits: str = "all",
+        max_length: int | None = None,
     ) -> Tensor | None:
         """One forward pass: full without a cache; with one, ``tokens`` are fed after what it holds.
 
         ``tokens`` [B, T] integers; ``lengths``: how many of each row's are valid, the rest is padding on the
         right (default: all). Returns logits: "all" [B, T, V], "last" [B, V] (of each row's valid positions), or
-        None for "none"; what stands at padded positions is NaN.
+        None for "none"; what stands at padded positions is NaN. ``max_length``: without a cache, as for `new_cache`;
+        with one, that cache's.
         Raises InputError where tokens, lengths or cache do not fit; the cache is then as it was. So it is
         after any other exception: it is committed when all layers are done.
         """
         ids = as_tokens(tokens)
         batch, width = ids.shape
         if cache is not None:
-            self._check_cache(cache, batch)
+            self._check_cache(cache, batch, max_length)
+        limit = self._within_limit(max_length)
         counts = check_lengths(lengths, batch, width)
         ids = self._check_ids(ids, counts)
         check_logits(logits)
         if not any(counts):
             return self._no_logits(batch, width, logits)
         if cache is None:
-            if max(counts, default=0) > self.spec.max_length:
-                raise InputError(
-                    f"{max(counts)} tokens were given; this model takes at most {self.spec.max_length} a row"
-                )
-            spec = self._cache_spec
+            if max(counts, default=0) > limit:
+                whose = "this model takes" if max_length is None else "max_length is"
+                raise InputError(f"{max(counts)} tokens were given; {whose} at most {limit} a row")
+            spec = self._cache_spec(limit)
             step = uncached_step(spec, make_storage("dense", self.dtype, self.device, False), width, counts)
-            return self.decoder(ids.to(self.device), step, spec.layers, logits)
+            return self.decoder(ids.to(self.device), step, spec, logits, limit)
         fed = [row[:n] for row, n in zip(ids.tolist(), counts, strict=True)]
         step = cache.begin(width, counts, fed)
-        out = self.decoder(ids.to(self.device), step, cache.layers, logits)
+        out = self.decoder(ids.to(self.device), step, cache.spec, logits, self._within_limit(cache.max_length))
         cache.commit(step)
         return out
 
@@ -135,7 +147,16 @@ class Model:
         ]
         return None if shape is None else torch.full(shape, torch.nan, dtype=self.dtype, device=self.device)
 
-    def _check_cache(self, cache: Cache, batch: int) -> None:
+    def _within_limit(self, max_length: int | None) -> int:
+        """``max_length``, by default the model's. Raises InputError where it is none that the model may have."""
+        most = self.spec.max_length
+        if max_length is None:
+            return most
+        if not isinstance(max_length, int) or isinstance(max_length, bool) or not 1 <= max_length <= most:
+            raise InputError(f"max_length is {max_length!r}; expected an integer from 1 to {most}: the model's limit")
+        return max_length
+
+    def _check_cache(self, cache: Cache, batch: int, max_length: int | None) -> None:
         if not isinstance(cache, Cache):
             raise InputError(f"cache is a {type(cache).__name__}; expected one made by model.new_cache()")
         for what, mine, its in (
@@ -144,7 +165,10 @@ class Model:
         ):
             if mine != its:
                 raise InputError(f"the cache's {what} is {its}, the model's is {mine}; make one with model.new_cache()")
-        if cache.spec is not self._cache_spec and cache.spec.identity != self.fingerprint:
+        if max_length not in (None, cache.max_length):
+            raise InputError(f"max_length is {max_length!r}, the cache's is {cache.max_length}; leave it None")
+        spec = self._cache_spec(min(cache.max_length or self.spec.max_length, self.spec.max_length))
+        if cache.spec is not spec and cache.spec.identity != spec.identity:
             raise InputError("the cache is another model's; make one with model.new_cache()")
         if cache.batch_size != batch:
             raise InputError(f"tokens have {batch} rows, the cache has {cache.batch_size}; expected the same number")

@@ -1,10 +1,14 @@
-"""RMSNorm (arXiv 1910.07467, eq. 4)."""
+"""RMSNorm (arXiv 1910.07467, eq. 4) and LayerNorm (arXiv 1607.06450, eq. 4)."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from exactkv.models.spec import DecoderSpec
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -22,6 +26,32 @@ class RMSNorm:
     def __call__(self, x: Tensor) -> Tensor:
         y = x.to(self.weight.dtype)
         return F.rms_norm(y, self.weight.shape, self.weight, self.eps).to(x.dtype)
+
+
+class LayerNorm:
+    """(x - mean x) · rsqrt(var x + eps) · (weight + offset) + bias over the last axis, in the compute dtype."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float, offset: float = 0.0):
+        self.weight = weight.to(compute_dtype(weight.dtype)) + offset
+        self.bias = None if bias is None else bias.to(self.weight.dtype)
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = x.to(self.weight.dtype)
+        return F.layer_norm(y, self.weight.shape, self.weight, self.bias, self.eps).to(x.dtype)
+
+
+Norm = RMSNorm | LayerNorm
+
+
+def make_norm(decoder: DecoderSpec, weights: Mapping[str, Tensor], name: str) -> Norm | None:
+    """The norm of that name, as the decoder's norms are; None if there is none."""
+    weight = weights.get(f"{name}.weight")
+    if weight is None:
+        return None
+    if decoder.norm == "layer":
+        return LayerNorm(weight, weights.get(f"{name}.bias"), decoder.norm_eps, decoder.norm_offset)
+    return RMSNorm(weight, decoder.norm_eps, decoder.norm_offset)
 
 
 def unit_norm(x: Tensor, eps: float) -> Tensor:

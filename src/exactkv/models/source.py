@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from exactkv.models.tokenizer import Tokenizer
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""The safetensors dtypes that can be read."""
+"""The safetensors dtypes of weights as they are."""
+
+_SMALL = {
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+STORED = {**FLOATS, **_SMALL}
+"""Those, and the ones in which quantized weights are stored."""
 
 _PIECE = 4 << 20  # bytes that are read and converted at a time
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -54,7 +61,7 @@ class DirectorySource:
     """A directory with config.json and model.safetensors, or shards and model.safetensors.index.json.
 
     Only headers are read here; weights when they are asked for. Raises LoadError where files are missing,
-    truncated or damaged, contradict each other, hold quantized weights, or are pickles.
+    truncated or damaged, contradict each other, or are pickles.
     """
 
     def __init__(self, path: str | Path):
@@ -75,14 +82,39 @@ class DirectorySource:
         """The dtype that most bytes of the weights have; float32 if there are none."""
         counts: dict[str, int] = {}
         for _, tensor in self._tensors.values():
+            if tensor.dtype not in FLOATS:
+                continue
             counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.nbytes
-        return FLOATS.get(max(counts, key=lambda dtype: counts[dtype], default="F32"), torch.float32)
+        return FLOATS[max(counts, key=lambda dtype: counts[dtype], default="F32")]
 
     def read(self, name: str, out: Tensor) -> None:
         if name not in self._tensors:
             raise LoadError(f"{self.path} holds no tensor {name!r}; see shapes() for those it holds.")
         file, tensor = self._tensors[name]
         file.read(tensor, out)
+
+    def stored(self, name: str) -> Tensor:
+        """A whole tensor as it is stored, in any of STORED."""
+        if name not in self._tensors:
+            raise LoadError(f"{self.path} holds no tensor {name!r}, which its quantized weights need.")
+        file, tensor = self._tensors[name]
+        if tensor.dtype not in STORED:
+            raise LoadError(f"{file.path}: tensor {name!r} is {tensor.dtype}; supported are {', '.join(STORED)}.")
+        return torch.cat([piece.reshape(-1) for _, _, piece in file.pieces(tensor)]).view(tensor.shape)
+
+    def refuse_quantized(self) -> None:
+        """Raise LoadError where weights are not stored as they are."""
+        quantized = [
+            f"{t.name} ({t.dtype})"
+            for _, t in self._tensors.values()
+            if t.dtype not in FLOATS and (t.name.endswith("weight") or t.dtype.startswith("F"))
+        ]
+        if quantized:
+            raise LoadError(
+                f"{self.path}: {len(quantized)} weights are not in {', '.join(FLOATS)}: {shown(quantized)}, and "
+                "config.json has no quantization_config. Quantized weights are not supported without; take the model "
+                "in bfloat16 or float16, or a GGUF file."
+            )
 
     def same(self, first: str, second: str) -> bool:
         """Whether two tensors are equal in dtype, shape and every value. Reads both, in pieces."""
@@ -107,8 +139,8 @@ class StoredTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a tensor in one of FLOATS; 0 of any other."""
-        return prod(self.shape) * FLOATS[self.dtype].itemsize if self.dtype in FLOATS else 0
+        """Bytes of a tensor in one of STORED; 0 of any other."""
+        return prod(self.shape) * STORED[self.dtype].itemsize if self.dtype in STORED else 0
 
 
 class SafetensorsFile:
@@ -189,15 +221,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         if others:
             hint = f"It holds GGUF files; give one of them: {shown(others)}."
         raise LoadError(f"{path} has no config.json. {hint}")
-    config = read_json(path / "config.json")
-    for fields in (config, *(v for v in config.values() if isinstance(v, dict))):
-        if quantization := fields.get("quantization_config"):
-            method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else quantization
-            raise LoadError(
-                f"{path}: the weights are quantized ({method}), which is not supported. "
-                "Take the model's version in bfloat16 or float16, or a GGUF file of it."
-            )
-    return config
+    return read_json(path / "config.json")
 
 
 def _generation_fields(config: dict[str, Any]) -> dict[str, Any]:
@@ -212,23 +236,10 @@ def _generation_fields(config: dict[str, Any]) -> dict[str, Any]:
 def _weight_files(path: Path) -> list[SafetensorsFile]:
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
     if single.is_file():
-        files = [SafetensorsFile(single)]
-    elif index.is_file():
-        files = _shards(path, index)
-    else:
-        raise _no_weights(path)
-    quantized = [
-        f"{t.name} ({t.dtype})"
-        for file in files
-        for t in file.tensors.values()
-        if t.dtype not in FLOATS and (t.name.endswith("weight") or t.dtype.startswith("F"))
-    ]
-    if quantized:
-        raise LoadError(
-            f"{path}: {len(quantized)} weights are not in {', '.join(FLOATS)}: {shown(quantized)}. "
-            "Quantized weights are not supported; take the model in bfloat16 or float16, or a GGUF file."
-        )
-    return files
+        return [SafetensorsFile(single)]
+    if index.is_file():
+        return _shards(path, index)
+    raise _no_weights(path)
 
 
 def _shards(path: Path, index: Path) -> list[SafetensorsFile]:

@@ -70,24 +70,40 @@ def top_experts(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values[:, :k], indices[:, :k]
 
 
-def experts(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
+def experts(
+    x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, activation: str,
+    gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Each token's chosen experts, one gated MLP each.
 
     ``x`` [N, k, hidden] (an input for each of a token's k experts), ``chosen`` [N, k] int64, ``gate_up``
-    [E, 2·inter, hidden] (gate first), ``down`` [E, hidden, inter]. Returns [N, k, hidden].
+    [E, 2·inter, hidden] (gate first), ``down`` [E, hidden, inter], biases [E, out]. Returns [N, k, hidden].
     """
-    out = torch.empty_like(x)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     for n in range(x.shape[0]):
         for j in range(x.shape[1]):
             e = int(chosen[n, j])
-            gate, up = (gate_up[e] @ x[n, j]).chunk(2)
-            out[n, j] = down[e] @ gated(gate, up, activation)
+            both = linear(x[n, j], gate_up[e], None if gate_up_bias is None else gate_up_bias[e])
+            gate, up = both.chunk(2)
+            out[n, j] = linear(gated(gate, up, activation), down[e], None if down_bias is None else down_bias[e])
     return out
 
 
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    """act(gate) · up, both [..., inter]. Activations: "silu", "gelu_tanh"."""
+    """act(gate) · up, both [..., inter]; "clamped_swiglu" (GPT-OSS, model card, section 2.1) is
+    gate · sigmoid(1.702 · gate) · (up + 1), the gate at most 7, up within -7 and 7."""
+    if activation == "clamped_swiglu":
+        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    return activate(gate, activation) * up
+
+
+def activate(x: Tensor, activation: str) -> Tensor:
+    """The activation of each number: "silu", "gelu" (arXiv 1606.08415, section 2) or its approximation "gelu_tanh"."""
     if activation == "silu":
-        return gate * torch.sigmoid(gate) * up
-    inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)  # arXiv 1606.08415, section 2
-    return 0.5 * gate * (1 + torch.tanh(inner)) * up
+        return x * torch.sigmoid(x)
+    if activation == "gelu":
+        return 0.5 * x * (1 + torch.erf(x / 2**0.5))
+    if activation == "gelu_tanh":
+        return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+    raise ValueError(f"activation {activation!r}")

@@ -20,17 +20,20 @@ def attend(
     q: Tensor, view: KVView, scale: float, softcap: float | None = None, sink_logits: Tensor | None = None
 ) -> Tensor:
     """See reference.attend. Work is proportional to what is visible; no mask is made for a single query."""
-    anchored = view.pattern.anchors > 0 and view.pattern.bound is not None
-    if softcap is not None or sink_logits is not None or (anchored and q.shape[2] > 1):
+    if view.pattern.anchors > 0 and view.pattern.bound is not None and q.shape[2] > 1:
         return reference.attend(q, view, scale, softcap, sink_logits)
+    plain = softcap is None and sink_logits is None
     rows = []
     for r, row in enumerate(view.rows):
+        queries = q[r : r + 1, :, : row.queries]
         if row.queries == 0:
             out = q.new_zeros((1, *q.shape[1:3], 0))
         elif row.queries == 1:
-            out = _attend_one(q[r, :, :1], row, scale)
+            out = _attend_one(queries, row, scale, softcap, sink_logits)
+        elif plain:
+            out = _attend_many(queries, view.pattern, row, scale)
         else:
-            out = _attend_many(q[r : r + 1, :, : row.queries], view.pattern, row, scale)
+            out = _attend_explicitly(queries, view.pattern, row, scale, softcap, sink_logits)
         rows.append(out)
     if len(rows) == 1 and view.rows[0].queries == q.shape[2]:
         return rows[0]
@@ -42,30 +45,66 @@ def attend(
     return padded
 
 
-def _attend_one(q: Tensor, row: RowView, scale: float) -> Tensor:
-    """One query [Hq, 1, D], which sees every key of the view. A group's query heads act as queries of one head."""
+def _attend_one(q: Tensor, row: RowView, scale: float, softcap: float | None, sinks: Tensor | None) -> Tensor:
+    """One query [1, Hq, 1, D], which sees every key of the view. A group's query heads act as queries of one head."""
     heads = row.segments[0].parts["k"].shape[0]
-    grouped = q.reshape(1, heads, q.shape[0] // heads, q.shape[2])
-    if len(row.segments) == 1:
+    grouped = q.reshape(1, heads, -1, q.shape[3])
+    if len(row.segments) == 1 and softcap is None and sinks is None:
         parts = row.segments[0].parts
         out = F.scaled_dot_product_attention(grouped, parts["k"][None], parts["v"][None], scale=scale)
-        return out.reshape(1, q.shape[0], 1, -1)
+        return out.reshape(1, q.shape[1], 1, -1)
     dtype = torch.promote_types(q.dtype, torch.float32)
     scores = [grouped.to(dtype) @ s.parts["k"][None].to(dtype).transpose(2, 3) for s in row.segments]
     sizes = [s.shape[3] for s in scores]
-    weights = torch.softmax(scale * torch.cat(scores, dim=3), dim=3).split(sizes, dim=3)
+    weights = _softmax(scale * torch.cat(scores, dim=3), softcap, sinks).split(sizes, dim=3)
     parts_out = [w @ s.parts["v"][None].to(dtype) for w, s in zip(weights, row.segments, strict=True)]
-    return torch.stack(parts_out).sum(0).to(q.dtype).reshape(1, q.shape[0], 1, -1)
+    return torch.stack(parts_out).sum(0).to(q.dtype).reshape(1, q.shape[1], 1, -1)
+
+
+def _softmax(scores: Tensor, softcap: float | None, sinks: Tensor | None, hidden: Tensor | None = None) -> Tensor:
+    """Weights of the keys from ``scores`` [1, H, group·count, n], which are overwritten. A sink is one more column,
+    cut off again. ``hidden`` [count, n]: True where a query does not see a key."""
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
+    if hidden is not None:
+        scores.unflatten(2, (-1, hidden.shape[0])).masked_fill_(hidden, -torch.inf)
+    if sinks is None:
+        return torch.softmax(scores, dim=3)
+    column = sinks.to(scores.dtype).reshape(scores.shape[1], -1, 1)  # [H, group, 1]
+    column = column.repeat_interleave(scores.shape[2] // column.shape[1], dim=1)[None]
+    return torch.softmax(torch.cat((scores, column), dim=3), dim=3)[..., :-1]
+
+
+def _keys_and_values(row: RowView) -> tuple[Tensor, Tensor]:
+    """All of a row's keys and values; their positions are contiguous."""
+    if len(row.segments) == 1:
+        return row.segments[0].parts["k"], row.segments[0].parts["v"]
+    keys, values = (torch.cat([s.parts[name] for s in row.segments], dim=1) for name in ("k", "v"))
+    return keys, values
+
+
+def _attend_explicitly(
+    q: Tensor, pattern: AttentionPattern, row: RowView, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """Queries [1, Hq, count, D], in blocks of QUERY_BLOCK, where SDPA has not the softmax that is wanted."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    keys, values = (t.to(dtype) for t in _keys_and_values(row))
+    first_key, out = row.segments[0].position, []
+    for start in range(row.start, row.start + row.queries, QUERY_BLOCK):
+        end = min(start + QUERY_BLOCK, row.start + row.queries)
+        low = pattern.first_visible(start)
+        block = q[:, :, start - row.start : end - row.start].to(dtype)
+        grouped = block.reshape(1, keys.shape[0], -1, q.shape[3])  # [1, H, group·count, D]
+        k, v = (t[None, :, low - first_key : end - first_key] for t in (keys, values))
+        seen = visible(pattern, torch.arange(start, end, device=q.device), torch.arange(low, end, device=q.device))
+        weights = _softmax((grouped @ k.transpose(2, 3)).mul_(scale), softcap, sinks, ~seen)
+        out.append((weights @ v).reshape(1, q.shape[1], end - start, -1).to(q.dtype))
+    return torch.cat(out, dim=2)
 
 
 def _attend_many(q: Tensor, pattern: AttentionPattern, row: RowView, scale: float) -> Tensor:
     """Queries [1, Hq, count, D], in blocks; positions of the keys are contiguous."""
-    first_key = row.segments[0].position
-    if len(row.segments) == 1:
-        keys, values = row.segments[0].parts["k"], row.segments[0].parts["v"]
-    else:
-        keys = torch.cat([s.parts["k"] for s in row.segments], dim=1)
-        values = torch.cat([s.parts["v"] for s in row.segments], dim=1)
+    first_key, (keys, values) = row.segments[0].position, _keys_and_values(row)
     blocks = []
     for start, end, causal in query_blocks(pattern, row.start, row.start + row.queries):
         low = pattern.first_visible(start)
@@ -97,20 +136,30 @@ def query_blocks(pattern: AttentionPattern, start: int, end: int) -> Iterator[tu
         start = stop
 
 
-def experts(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
+def experts(
+    x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, activation: str,
+    gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """See reference.experts. Reads the chosen experts' weights only, each once."""
-    flat, index = x.reshape(-1, x.shape[-1]), chosen.reshape(-1)
-    out = torch.empty_like(flat)
-    for e in torch.unique(index).tolist():
-        rows = torch.nonzero(index == e).squeeze(1)
-        gate, up = linear(flat[rows], gate_up[e]).chunk(2, dim=-1)
-        out[rows] = linear(gated(gate, up, activation), down[e])
-    return out.view_as(x)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    for e in torch.unique(chosen).tolist():
+        rows = torch.nonzero(chosen == e, as_tuple=True)
+        both = linear(x[rows], gate_up[e], None if gate_up_bias is None else gate_up_bias[e])
+        gate, up = both.chunk(2, dim=-1)
+        out[rows] = linear(gated(gate, up, activation), down[e], None if down_bias is None else down_bias[e])
+    return out
 
 
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """See reference.gated."""
-    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
+    if activation == "clamped_swiglu":
+        return reference.gated(gate, up, activation)
+    return activate(gate, activation).mul_(up)
+
+
+def activate(x: Tensor, activation: str) -> Tensor:
+    """See reference.activate."""
+    return F.silu(x) if activation == "silu" else F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 top_experts = reference.top_experts

@@ -4,16 +4,15 @@ norms that multiply by 1 + w, also after attention and MLP; embeddings scaled by
 from __future__ import annotations
 
 from exactkv.cache import FullAttention, SlidingWindow
-from exactkv.errors import LoadError
 from exactkv.models.config import Config
 from exactkv.models.families import llama
-from exactkv.models.families.family import Family, rope_fields, rope_scaling
-from exactkv.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, RopeSpec
+from exactkv.models.families.common import FULL, SLIDING, every, layer_kinds
+from exactkv.models.families.family import Family
+from exactkv.models.families.ropes import ropes_of_kinds
+from exactkv.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 
 NAMES = {
     **llama.NAMES,
-    "layers.{i}.attention.q_norm.weight": ("model.layers.{i}.self_attn.q_norm.weight",),
-    "layers.{i}.attention.k_norm.weight": ("model.layers.{i}.self_attn.k_norm.weight",),
     "layers.{i}.attention.post_norm.weight": ("model.layers.{i}.post_attention_layernorm.weight",),
     "layers.{i}.mlp.norm.weight": ("model.layers.{i}.pre_feedforward_layernorm.weight",),
     "layers.{i}.mlp.post_norm.weight": ("model.layers.{i}.post_feedforward_layernorm.weight",),
@@ -25,17 +24,18 @@ def spec(config: Config) -> DecoderSpec:
     head_dim = config.take("head_dim", 256)
     config.expect("use_bidirectional_attention", False, default=False)
     config.expect("attn_logit_softcapping", None)
-    config.expect("final_logit_softcapping", None)
     bias = bool(config.take("attention_bias", False))
-    ropes = _ropes(config, head_dim)
+    bases = {FULL: 1_000_000.0, SLIDING: 10_000.0}
+    ropes = ropes_of_kinds(config, dict.fromkeys(bases, head_dim), bases, "rope_local_base_freq")
     window = config.take("sliding_window", 4096)
-    patterns = {"full_attention": FullAttention(), "sliding_attention": SlidingWindow(window=window)}
+    patterns = {FULL: FullAttention(), SLIDING: SlidingWindow(window=window)}
     mlp = MlpSpec(
         config.take("intermediate_size", 9216),
         {"gelu_pytorch_tanh": "gelu_tanh"}[
             config.expect("hidden_activation", "gelu_pytorch_tanh", default="gelu_pytorch_tanh")
         ],
     )
+    default = every(config.take("num_hidden_layers", 26), config.take("sliding_window_pattern", 6))
     layers = tuple(
         LayerSpec(
             attention=AttentionSpec(
@@ -45,14 +45,14 @@ def spec(config: Config) -> DecoderSpec:
                 head_dim=head_dim,
                 scale=config.take("query_pre_attn_scalar", 256) ** -0.5,
                 rope=ropes[kind],
-                qk_norm="weighted",
+                qk_norm="head",
                 bias=bias,
                 output_bias=bias,
             ),
             mlp=mlp,
             post_norms=True,
         )
-        for kind in _layer_types(config)
+        for kind in layer_kinds(config, default)
     )
     return DecoderSpec(
         family="gemma3",
@@ -64,39 +64,16 @@ def spec(config: Config) -> DecoderSpec:
         tied_head=bool(config.take("tie_word_embeddings", True)),
         norm_offset=1.0,
         embedding_scale=hidden**0.5,
+        logit_softcap=config.take("final_logit_softcapping", None),
     )
 
 
-def _layer_types(config: Config) -> list[str]:
-    count = config.take("num_hidden_layers", 26)
-    every = config.take("sliding_window_pattern", 6)
-    default = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(count)]
-    kinds = config.take("layer_types", default)
-    if len(kinds) != count or set(kinds) - {"full_attention", "sliding_attention"}:
-        raise LoadError(
-            f"config of a gemma3 model: layer_types = {kinds!r}; expected {count} of "
-            "'full_attention' and 'sliding_attention'"
-        )
-    return list(kinds)
-
-
-def _ropes(config: Config, head_dim: int) -> dict[str, RopeSpec]:
-    """Scaling is for full layers only. Newer configs hold a dict a kind of layer in rope_parameters."""
-    kinds = config.fields.get("rope_parameters") or {}
-    if "full_attention" in kinds:
-        config.ignore("rope_parameters", "rope_theta", "rope_local_base_freq", "rope_scaling")
-        full, local = dict(kinds["full_attention"]), dict(kinds["sliding_attention"])
-        base, local_base = full.pop("rope_theta", 1_000_000.0), local.pop("rope_theta", 10_000.0)
-        scaling, local_scaling = rope_scaling(config, full), rope_scaling(config, local)
-    else:
-        base, scaling = rope_fields(config, default_base=1_000_000.0)
-        local_base, local_scaling = config.take("rope_local_base_freq", 10_000.0), None
-    return {
-        "full_attention": RopeSpec(head_dim, float(base), scaling=scaling),
-        "sliding_attention": RopeSpec(head_dim, float(local_base), scaling=local_scaling),
-    }
-
-
 FAMILY = Family(
-    "gemma3", ("Gemma3ForCausalLM", "gemma3_text"), spec, NAMES,
-)  # fmt: skip
+    "gemma3",
+    ("Gemma3ForCausalLM", "gemma3_text", "Gemma3ForConditionalGeneration", "gemma3"),
+    spec,
+    NAMES,
+    nested="text_config",
+    prefixes=("", "language_model.", "model.language_model."),
+    left_aside=(r".*rotary_emb\.inv_freq", r"(model\.)?(vision_tower|multi_modal_projector)\..*"),
+)

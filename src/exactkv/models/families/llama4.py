@@ -7,7 +7,8 @@ from exactkv.cache import ChunkedAttention, FullAttention
 from exactkv.errors import LoadError
 from exactkv.models.config import Config
 from exactkv.models.families import llama
-from exactkv.models.families.family import Family, Source, Transposed, rope_fields
+from exactkv.models.families.family import Family, Names, Transposed
+from exactkv.models.families.ropes import rope
 from exactkv.models.spec import (
     AttentionSpec,
     DecoderSpec,
@@ -15,12 +16,11 @@ from exactkv.models.spec import (
     MlpSpec,
     MoeSpec,
     QueryTemperature,
-    RopeSpec,
 )
 
 _FF = "model.layers.{i}.feed_forward"
 
-NAMES: dict[str, tuple[Source, ...]] = {
+NAMES: Names = {
     **llama.NAMES,
     "layers.{i}.mlp.gate_up.weight": (f"{_FF}.gate_proj.weight", f"{_FF}.up_proj.weight"),
     "layers.{i}.mlp.down.weight": (f"{_FF}.down_proj.weight",),
@@ -39,8 +39,7 @@ def spec(config: Config) -> DecoderSpec:
     hidden, count = config.take("hidden_size"), config.take("num_hidden_layers")
     heads = config.take("num_attention_heads")
     head_dim = config.take("head_dim", hidden // heads)
-    base, scaling = rope_fields(config, default_base=500_000.0)
-    rope = RopeSpec(head_dim, base, interleaved=True, scaling=scaling)
+    turned = rope(config, head_dim, 500_000.0, interleaved=True)
     chunk = config.take("attention_chunk_size", 8192, nullable=True)
     chunked = FullAttention() if chunk is None else ChunkedAttention(chunk_size=chunk)
     temperature = QueryTemperature(config.take("attn_scale", 0.1), config.take("floor_scale", 8192))
@@ -51,7 +50,10 @@ def spec(config: Config) -> DecoderSpec:
     activation = config.expect("hidden_act", "silu", default="silu")
     inner = config.take("intermediate_size")
     dense = MlpSpec(config.take("intermediate_size_mlp"), activation)
-    moe = MoeSpec(config.take("num_local_experts"), config.take("num_experts_per_tok", 1), inner, inner, activation)
+    moe = MoeSpec(
+        config.take("num_local_experts"), config.take("num_experts_per_tok", 1), inner, activation, inner,
+        scores="sigmoid", scores_input=True,
+    )  # fmt: skip
     step = config.take("interleave_moe_layer_step", 1)
     mixtures = config.take("moe_layers", list(range(step - 1, count, step)))
     layers = []
@@ -62,7 +64,7 @@ def spec(config: Config) -> DecoderSpec:
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             scale=head_dim**-0.5,
-            rope=rope if has_rope else None,
+            rope=turned if has_rope else None,
             qk_norm=qk_norm if has_rope else None,
             temperature=temperature if tuned and not has_rope else None,
             bias=bias,

@@ -1,0 +1,76 @@
+"""A directory whose weights are quantized, read as if they were not: computed when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from exactkv.errors import LoadError
+from exactkv.models.formats import floats, integers
+from exactkv.models.formats.recipe import Recipe, Shapes
+from exactkv.models.source import DirectorySource
+
+Reader = Callable[[Mapping[str, Any], Shapes], tuple[dict[str, Recipe], set[str]]]
+READERS: dict[str, Reader] = {
+    "fp8": floats.fp8,
+    "mxfp4": floats.mxfp4,
+    "compressed-tensors": integers.compressed,
+    "awq": integers.awq,
+    "gptq": integers.gptq,
+}
+"""By "quant_method": from the fields of "quantization_config" and the stored tensors' shapes to a recipe for each
+tensor that is computed, and the names of stored ones that only quantized activations need."""
+
+
+def open_directory(path: Path) -> DirectorySource:
+    """The source at a model directory. Raises LoadError, see DirectorySource, and where the weights are quantized in
+    a way that is not supported."""
+    directory = DirectorySource(path)
+    found = [f["quantization_config"] for f in _all_fields(directory.config) if f.get("quantization_config")]
+    if not found:
+        directory.refuse_quantized()
+        return directory
+    fields = found[0] if isinstance(found[0], dict) else {"quant_method": found[0]}
+    method = str(fields.get("quant_method", "?"))
+    if method not in READERS:
+        raise LoadError(
+            f"{path}: the weights are quantized ({method}), which is not supported; supported: {', '.join(READERS)}. "
+            "Take the model's version in bfloat16 or float16, or a GGUF file of it."
+        )
+    return QuantizedSource(path, fields, READERS[method])
+
+
+def _all_fields(config: dict[str, Any]) -> list[dict[str, Any]]:
+    return [config, *(value for value in config.values() if isinstance(value, dict))]
+
+
+class QuantizedSource(DirectorySource):
+    """Tensors are computed in float32 and rounded once, to the dtype in which they are asked for."""
+
+    def __init__(self, path: Path, fields: Mapping[str, Any], reader: Reader):
+        super().__init__(path)
+        for part in _all_fields(self.config):
+            part.pop("quantization_config", None)
+        stored = super().shapes()
+        self.recipes, aside = reader(fields, stored)
+        used = {part for recipe in self.recipes.values() for part in recipe.parts} | aside
+        self._shapes = {name: shape for name, shape in stored.items() if name not in used}
+        self._shapes |= {name: recipe.shape for name, recipe in self.recipes.items()}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return dict(self._shapes)
+
+    def read(self, name: str, out: Tensor) -> None:
+        recipe = self.recipes.get(name)
+        if recipe is None:
+            super().read(name, out)
+            return
+        if tuple(out.shape) != recipe.shape:
+            raise LoadError(
+                f"{self.path}: tensor {name!r} has the shape {list(recipe.shape)}; "
+                f"it was to be written into {list(out.shape)}."
+            )
+        recipe.compute(out, *(self.stored(part) for part in recipe.parts))
