@@ -30,6 +30,7 @@ Fake = Callable[[Report | BaseException], dict[str, Any]]
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     """Have the runner return a report, or raise. What it was called with is in the dict returned."""
+    monkeypatch.delenv("COLUMNS", raising=False)
 
     def set_up(result: Report | BaseException) -> dict[str, Any]:
         called: dict[str, Any] = {}

@@ -107,7 +107,7 @@ def test_hub_download(monkeypatch: pytest.MonkeyPatch, saved: Path, model_dir: P
     assert model.name == "some-org/tiny.model"
     assert [call[:2] for call in calls] == [("some-org/tiny.model", "refs/pr/1")] * 2
     assert calls[0][2] == ["config.json"] and "*.safetensors" in calls[1][2]
-    place = change_config(model_dir, architectures=["MambaForCausalLM"], model_type="mamba")
+    place = change_config(model_dir, architectures=["WhisperForCausalLM"], model_type="whisper")
     calls.clear()
     assert "unsupported architecture" in refusal("some-org/tiny")
     assert len(calls) == 1
@@ -118,7 +118,7 @@ def test_hub_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: Path
 
     for repo, config in (
         ("org/good", (saved / "config.json").read_text()),
-        ("org/other", '{"model_type": "mamba"}'),
+        ("org/other", '{"model_type": "whisper"}'),
     ):
         snapshot = tmp_path / f"models--{repo.replace('/', '--')}" / "snapshots" / ("0" * 40)
         snapshot.mkdir(parents=True)
@@ -128,7 +128,7 @@ def test_hub_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: Path
     found = embedded.hub_models()
     assert [(m.repo, m.architecture, m.supported) for m in found] == [
         ("org/good", "LlamaForCausalLM", True),
-        ("org/other", "mamba", False),
+        ("org/other", "whisper", False),
     ]
     monkeypatch.setattr(huggingface_hub, "scan_cache_dir", lambda: scan(tmp_path / "none"))
     assert embedded.hub_models() == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from exactkv.cli.output import print_json
 from exactkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def generate(
     result.run(None if as_json else sys.stdout.write)
     stats = result.generation.stats
     if as_json:
-        print(json.dumps(_as_json(loaded, result, stats, load_seconds), ensure_ascii=False), flush=True)
+        print_json(_as_json(loaded, result, stats, load_seconds))
     else:
         print(flush=True)
         print(stats_line(stats) + (" (interrupted)" if result.interrupted else ""), file=sys.stderr)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from exactkv.cli.output import print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,7 +21,7 @@ def models(
     """
     found = inventory()
     if as_json:
-        print(json.dumps(found, ensure_ascii=False, indent=2))
+        print_json(found, indent=2)
         return
     from rich.console import Console
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from exactkv.cli.output import print_json
 from exactkv.errors import ExactKVError
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class _Bar:
 
 def _print(report: Report, as_json: bool, quiet: bool) -> None:
     if as_json:
-        print(json.dumps(strict(report.to_json()), ensure_ascii=False, allow_nan=False), flush=True)
+        print_json(strict(report.to_json()))
         return
     from exactkv.verify.show import terminal
 
@@ -242,7 +242,7 @@ def _list_schedules(as_json: bool) -> None:
         found = schedule_names()
     if as_json:
         rows = [{"name": name, "kinds": kinds, "description": description} for name, kinds, description in found]
-        print(json.dumps({"schedules": rows}, ensure_ascii=False))
+        print_json({"schedules": rows})
         return
     from rich import box
     from rich.table import Table

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exactkv.cache import AttentionPattern, Cache, ChunkedAttention, SlidingWindow, join
+from exactkv.cache import Cache, ChunkedAttention, SlidingWindow, join, recurrent
 from exactkv.generation import stream
 from exactkv.models.load import load as load_model
 from exactkv.models.load import read_spec, text_config
 from exactkv.models.model import Model
 from exactkv.models.random import random_weights
+from exactkv.models.spec import LayerSpec
 from exactkv.verify.configs import read_config
 from exactkv.verify.target import Array, Completion, Generator, Layer, NotSupported, Request, Target, Tokens
 
@@ -59,7 +60,7 @@ class ExactKVTarget(Target):
         self.versions = {"exactkv": __version__, "torch": torch.__version__}
         self.vocab_size, self.max_length = model.spec.vocab_size, model.spec.max_length
         self.dtype = str(model.dtype).removeprefix("torch.")
-        self.layers = tuple(_described(layer.attention.pattern) for layer in model.spec.layers)
+        self.layers = tuple(_described(layer) for layer in model.spec.layers)
         self.small = sum(w.numel() for w in model.decoder.weights.values()) <= SMALL
         self.config = recipe["config"] if recipe else None
 
@@ -115,9 +116,9 @@ class ExactKVTarget(Target):
         def recording(layer: Any) -> Any:
             def run(x: Tensor, *rest: Any) -> Tensor:
                 if not seen:
-                    seen.append(_array(x)[0])
+                    seen.append(_states(x))
                 out: Tensor = layer(x, *rest)
-                seen.append(_array(out)[0])
+                seen.append(_states(out))
                 return out
 
             return run
@@ -139,8 +140,9 @@ class ExactKVTarget(Target):
         return cache.nbytes
 
     def nbytes(self, cache: Cache) -> int:
-        memories = {id(memory): memory for memory in cache._memories()}
-        return sum(t.nbytes for memory in memories.values() for parts in memory.buffers for t in parts.values())
+        rows = [t for memory in cache._memories() for parts in memory.buffers for t in parts.values()]
+        states = recurrent.tensors(state for row in cache._rows for state in row.states)
+        return sum(t.nbytes for t in {id(t): t for t in [*rows, *states.values()]}.values())
 
     def rewind(self, cache: Cache, count: int) -> int:
         length = cache.lengths[0]
@@ -209,12 +211,23 @@ class ExactKVTarget(Target):
         return done
 
 
-def _described(pattern: AttentionPattern) -> Layer:
+def _described(layer: LayerSpec) -> Layer:
+    if layer.attention is None:
+        return Layer("recurrent")
+    if layer.recurrent is not None:  # side by side: a state that sees everything, and rows
+        return Layer("other")
+    pattern = layer.attention.pattern
     if isinstance(pattern, SlidingWindow):
         return Layer("sliding", pattern.window, pattern.anchors)
     if isinstance(pattern, ChunkedAttention):
         return Layer("chunked", pattern.chunk_size, pattern.anchors)
     return Layer("full")
+
+
+def _states(x: Tensor) -> Array:
+    """Hidden states of one row, [T, D]; several streams of them [streams, 1, T, D] side by side."""
+    one = x[0] if x.dim() == 3 else x[:, 0].transpose(0, 1).flatten(1)
+    return np.array(_array(one))  # a copy: layers add in place
 
 
 def _array(logits: Tensor | None) -> Array:
