@@ -174,6 +174,12 @@ HUB: dict[str, dict[str, Any]] = {
         "residual_dropout": 0.1, "rope_theta": 999999.4420358813, "sliding_window": 4096, "use_bias": True,
         **sizes(3072, 12288, 30, 24, 2, 49152, 16384, hidden_act="gelu_pytorch_tanh"),
     },
+    "Seed-OSS-36B": {
+        "architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "attention_bias": True,
+        "attention_out_bias": False, "head_dim": 128, "mlp_bias": False, "residual_dropout": 0.1,
+        "rms_norm_eps": 1e-6, "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0,
+        "tie_word_embeddings": False, **sizes(5120, 27648, 64, 80, 8, 155136, 524288),
+    },
     "Ministral-8B": {
         "architectures": ["MistralForCausalLM"], "model_type": "mistral", "head_dim": 128, "rms_norm_eps": 1e-5,
         "rope_theta": 100000000.0, "sliding_window": 32768, "tie_word_embeddings": False,
@@ -215,6 +221,8 @@ def test_they_mean_what_they_should() -> None:
     assert v3.layers[0].attention.rope.amplitude == 1.0
     assert v3.cache_spec("x").layers[0].parts == {"latent": (1, 576)}
     assert spec("pythia-70m").layers[0].attention.rope.dim == 16
+    seed = spec("Seed-OSS-36B").layers[0].attention
+    assert (seed.head_dim, seed.rope.base, seed.bias, seed.output_bias) == (128, 1e7, True, False)
 
 
 NESTED = {

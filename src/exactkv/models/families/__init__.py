@@ -35,6 +35,7 @@ from exactkv.models.families import (
     qwen,
     qwen3_next,
     recurrent_gemma,
+    seed_oss,
     smollm3,
     starcoder2,
 )
@@ -63,6 +64,7 @@ FAMILIES: tuple[Family, ...] = (
     starcoder2.FAMILY,
     gpt_neox.FAMILY,
     gpt2.FAMILY,
+    seed_oss.FAMILY,
     mamba.FAMILY,
     mamba2.FAMILY,
     lfm2.FAMILY,
