@@ -180,6 +180,11 @@ HUB: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6, "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0,
         "tie_word_embeddings": False, **sizes(5120, 27648, 64, 80, 8, 155136, 524288),
     },
+    "Minitron-8B": {
+        "architectures": ["NemotronForCausalLM"], "model_type": "nemotron", "attention_bias": False, "head_dim": 128,
+        "mlp_bias": False, "norm_eps": 1e-5, "partial_rotary_factor": 0.5, "rope_theta": 10000.0,
+        "tie_word_embeddings": False, **sizes(4096, 16384, 32, 48, 8, 256000, 4096, hidden_act="relu2"),
+    },
     "Ministral-8B": {
         "architectures": ["MistralForCausalLM"], "model_type": "mistral", "head_dim": 128, "rms_norm_eps": 1e-5,
         "rope_theta": 100000000.0, "sliding_window": 32768, "tie_word_embeddings": False,
@@ -221,6 +226,8 @@ def test_they_mean_what_they_should() -> None:
     assert v3.layers[0].attention.rope.amplitude == 1.0
     assert v3.cache_spec("x").layers[0].parts == {"latent": (1, 576)}
     assert spec("pythia-70m").layers[0].attention.rope.dim == 16
+    minitron = spec("Minitron-8B")
+    assert minitron.layers[0].attention.rope.dim == 64 and minitron.norm_offset == 1.0
     seed = spec("Seed-OSS-36B").layers[0].attention
     assert (seed.head_dim, seed.rope.base, seed.bias, seed.output_bias) == (128, 1e7, True, False)
 
