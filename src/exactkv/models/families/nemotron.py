@@ -1,4 +1,4 @@
-"""Nemotron 3 and 4, Minitron: LayerNorm whose weights are stored less 1, rope on half of each head, and an MLP
+"""Nemotron 4, Minitron: LayerNorm whose weights are stored less 1, rope on half of each head, and an MLP
 without gate, of squared ReLU."""
 
 from __future__ import annotations
