@@ -19,6 +19,11 @@ def partial(part: float) -> dict[str, Any]:
     return {"rope_parameters": {**PLAIN_ROPE, "partial_rotary_factor": part}}
 
 
+def base(theta: float) -> dict[str, Any]:
+    """Not the default, and one at which 33 tokens are many turns."""
+    return {"rope_parameters": {**PLAIN_ROPE, "rope_theta": theta}}
+
+
 NEOX = ("head_dim", "num_key_value_heads")
 SIZED = (*NEOX, "intermediate_size", "max_position_embeddings")
 GRANITE = {
@@ -85,6 +90,10 @@ DENSE = (
          **partial(1.0)}, without=NEOX),
     Case("gpt2", "GPT2", {"n_positions": 64}, without=SIZED),
     Case("gpt2-by-layer", "GPT2", {"n_inner": 40, "scale_attn_by_inverse_layer_idx": True}, without=SIZED),
+    Case("seed-oss", "SeedOss", {"attention_out_bias": True, "head_dim": 16, **base(500.0)}),
+    Case("seed-oss-no-bias", "SeedOss", {"attention_bias": False, "mlp_bias": True, "tie_word_embeddings": True}),
+    Case("nemotron", "Nemotron", {"head_dim": 16, **partial(0.5)}),
+    Case("nemotron-bias", "Nemotron", {"attention_bias": True, "mlp_bias": True, **partial(0.25)}),
     Case("phi3", "Phi3", {"sliding_window": 8}, AROUND_8, without=("head_dim",)),
     Case("phi3-partial", "Phi3", {"num_attention_heads": 2, **partial(0.75)}, without=("head_dim",)),
 )  # fmt: skip

@@ -110,3 +110,16 @@ def difference(ours: Tensor | None, theirs: Tensor) -> float:
     """Largest difference, relative to the largest logit."""
     assert ours is not None and ours.shape == theirs.shape
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+def where(ours: Tensor | None, theirs: Tensor) -> str:
+    """For a message: how large the difference is, where it begins, and what that speaks of. [B, T, V]"""
+    assert ours is not None and ours.shape == theirs.shape
+    wrong = ((ours - theirs).abs().amax((0, 2)) / theirs.abs().max() > BOUND).nonzero().flatten().tolist()
+    first = wrong[0] if wrong else None
+    hint = {
+        0: "embeddings, norms, v, output, MLP or head: a single key's weight is 1, whatever q, k and rope are",
+        1: "rope, q, k, their norms, or the scale",
+    }.get(first, "a window, a chunk, or rope that depends on length")  # type: ignore[arg-type]
+    found = f"{difference(ours, theirs):.1e} of max |logit|, bound {BOUND:.0e}"
+    return found if first is None else f"{found}; wrong from position {first} on ({hint})"

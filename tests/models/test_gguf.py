@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from exactkv.errors import InputError, LoadError
+from exactkv.models.families import find_family
 from exactkv.models.gguf import GGUFSource
 from exactkv.models.gguf.file import GGUFFile
 from exactkv.models.gguf.quants import QuantType, block_format, dequantize_into, row_bytes
+from exactkv.models.load import read_spec
 
 PLAIN = (QuantType.F32, QuantType.F16, QuantType.BF16)
 KNOWN_TO_GGUF = [t for t in QuantType if t is not QuantType.Q8_K]  # the package can't dequantize that one
@@ -215,7 +217,7 @@ def test_gemma_tensors(gemma_path: Path) -> None:
         assert torch.equal(read(source, ours + ".weight"), stored(gemma_path, theirs + ".weight") - offset)
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "seed_oss"])
 def test_tensor_names_agree_with_the_gguf_package(arch: str, tmp_path: Path) -> None:
     source = GGUFSource(write_model(tmp_path / "model.gguf", arch))
     enum = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
@@ -294,6 +296,8 @@ def write_model(
     edit(writer)
     generator = torch.Generator().manual_seed(1)
     shapes = {**SHAPES, **(GEMMA_SHAPES if arch == "gemma3" else {})}
+    if arch == "seed_oss":
+        shapes["blk.0.post_attention_norm"] = shapes.pop("blk.0.ffn_norm")
     made = {f"{name}.weight": torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     for name, tensor in {**made, **(tensors or {})}.items():
         if type is not None and tensor.dim() == 2:
@@ -345,6 +349,17 @@ def test_llama_row_order_biases_and_rope_factors(tmp_path: Path) -> None:
     path = write_model(tmp_path / "quantized.gguf", tensors=added, type=gguf.GGMLQuantizationType.Q8_0)
     quantized = read(GGUFSource(path), "model.layers.0.self_attn.q_proj.weight")
     torch.testing.assert_close(quantized, q, atol=0.05, rtol=0)
+
+
+def test_seed_oss_keeps_row_order_and_biases(tmp_path: Path) -> None:
+    q, bias = torch.randn(32, 32), torch.randn(32)
+    kv = {f"blk.0.attn_{part}.bias": torch.randn(16) for part in "kv"}
+    added = {"blk.0.attn_q.weight": q, "blk.0.attn_q.bias": bias, **kv}
+    source = GGUFSource(write_model(tmp_path / "model.gguf", "seed_oss", {"rope.freq_base": 1e7}, added))
+    attention = read_spec(find_family(source.config), source.config).layers[0].attention
+    assert attention.bias and not attention.output_bias and attention.rope.base == 1e7
+    assert torch.equal(read(source, "model.layers.0.self_attn.q_proj.weight"), q)
+    assert torch.equal(read(source, "model.layers.0.self_attn.q_proj.bias"), bias)
 
 
 def test_tensor_without_a_name_is_listed_as_it_is_and_can_be_read(tmp_path: Path) -> None:
@@ -409,7 +424,7 @@ def test_metadata_that_would_change_the_arithmetic_is_refused(
 
 
 def test_files_that_are_no_model_of_a_known_kind(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="architecture 'mamba' is not supported; supported are gemma3, llama"):
+    with pytest.raises(LoadError, match="architecture 'mamba' is not supported; supported are gemma3, llama, seed_oss"):
         GGUFSource(write_model(tmp_path / "a", "mamba"))
     with pytest.raises(LoadError, match="holds a GGUF 'adapter'"):
         GGUFSource(write_model(tmp_path / "b", edit=lambda writer: writer.add_type("adapter")))

@@ -49,6 +49,10 @@ def test_they_mean_what_they_should() -> None:
     assert v3.layers[0].attention.rope.amplitude == 1.0
     assert v3.cache_spec("x").layers[0].parts == {"latent": (1, 576)}
     assert spec("pythia-70m").layers[0].attention.rope.dim == 16
+    minitron = spec("minitron-8b")
+    assert minitron.layers[0].attention.rope.dim == 64 and minitron.norm_offset == 1.0
+    seed = spec("seed-oss-36b").layers[0].attention
+    assert (seed.head_dim, seed.rope.base, seed.bias, seed.output_bias) == (128, 1e7, True, False)
 
 
 NESTED = {

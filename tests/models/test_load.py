@@ -164,6 +164,12 @@ def test_unsupported_architecture_names_the_supported(model_dir: Path) -> None:
     assert "give a meaning to: router_bend." in message
 
 
+def test_a_value_that_the_nearest_family_does_not_know_is_named(model_dir: Path) -> None:
+    novel = {"architectures": ["NovelForCausalLM"], "model_type": "novel", "hidden_act": "bent_relu"}
+    message = refusal(change_config(model_dir, **novel))
+    assert "is llama; a family for it would have to give a meaning to: hidden_act = 'bent_relu'." in message
+
+
 def test_unknown_fields_are_refused_or_accepted_by_name(model_dir: Path) -> None:
     message = refusal(change_config(model_dir, residual_multiplier=0.2))
     assert "residual_multiplier = 0.2" in message and "accept_fields" in message

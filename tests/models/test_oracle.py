@@ -20,7 +20,7 @@ from exactkv.ops import REFERENCE
 from tests.models.cases import CASES, LINEAR_ROPE, gemma_rope, llama3_rope, llama4
 from tests.models.cases_dense import DENSE
 from tests.models.cases_mixtures import MIXTURES
-from tests.models.oracle import BOUND, VOCAB, Case, build, difference, oracle_logits, tokens
+from tests.models.oracle import BOUND, VOCAB, Case, build, difference, oracle_logits, tokens, where
 
 
 @pytest.fixture(scope="module", params=(*CASES, *DENSE, *MIXTURES), ids=lambda case: case.name)
@@ -37,8 +37,8 @@ def test_one_forward_pass(pair: tuple[Case, Any, Model]) -> None:
     case, oracle, model = pair
     for length in case.lengths:
         ids = tokens(2, length)
-        found = difference(model(ids), oracle_logits(oracle, ids))
-        assert found <= BOUND, f"{length} tokens: {found:.1e}"
+        ours, theirs = model(ids), oracle_logits(oracle, ids)
+        assert difference(ours, theirs) <= BOUND, f"{length} tokens: {where(ours, theirs)}"
 
 
 def test_one_token_at_a_time(pair: tuple[Case, Any, Model]) -> None:

@@ -167,7 +167,7 @@ def test_gated_equals_the_reference(activation):
     assert torch.allclose(TORCH.gated(gate, up, activation), expected, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "relu2"])
 def test_activate_equals_the_reference(activation):
     x = torch.linspace(-6, 6, 40, dtype=torch.float64)
     expected = REFERENCE.activate(x, activation)

@@ -78,3 +78,19 @@ class Config:
                 f"config of a {self.family} model: unknown fields that may change the arithmetic: {shown}. "
                 "If they do not, pass their names as load(..., accept_fields=[...])."
             )
+
+
+class LenientConfig(Config):
+    """Reads another family's config to its end: a value that is not supported is noted in ``unsupported``, and the
+    first that is stands in for it."""
+
+    def __init__(self, fields: Mapping[str, Any], family: str):
+        super().__init__(fields, family)
+        self.unsupported: dict[str, Any] = {}
+
+    def expect(self, name: str, *supported: Any, default: Any = None) -> Any:
+        value = self.take(name, default)
+        if value in supported:
+            return value
+        self.unsupported[name] = value
+        return supported[0]

@@ -120,6 +120,11 @@ def _sources(family: Family, prefix: str, shapes: Shapes, ours: str) -> Sequence
     """Of the tables for a parameter the one that the files follow; the first if they follow none."""
     layer = re.match(r"layers\.(\d+)\.", ours)
     tables = _tables(family, ours)
+    if not tables:
+        raise LoadError(
+            f"the decoder of this {family.name} config has a parameter {ours}, and the family's table of names says "
+            "nothing of it: give its file's tensor there (models/families), or correct the spec."
+        )
     for sources in tables:
         if _stored(prefix, sources[0], layer[1] if layer else "", 0) in shapes:
             return sources

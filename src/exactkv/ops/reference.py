@@ -99,7 +99,10 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
-    """The activation of each number: "silu", "gelu" (arXiv 1606.08415, section 2) or its approximation "gelu_tanh"."""
+    """The activation of each number: "silu", "gelu" (arXiv 1606.08415, section 2), its approximation "gelu_tanh",
+    or "relu2", max(x, 0)² (arXiv 2109.08668, section 3)."""
+    if activation == "relu2":
+        return torch.relu(x) ** 2
     if activation == "silu":
         return x * torch.sigmoid(x)
     if activation == "gelu":

@@ -159,6 +159,8 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 
 def activate(x: Tensor, activation: str) -> Tensor:
     """See reference.activate."""
+    if activation == "relu2":
+        return F.relu(x).square_()
     return F.silu(x) if activation == "silu" else F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 

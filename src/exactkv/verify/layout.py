@@ -216,7 +216,8 @@ BY_NAME = {
 ALL_FULL = {
     "llama", "gemma", "cohere", "olmo", "olmo2", "smollm3", "glm", "glm4", "glm4_moe", "granite", "granitemoe",
     "gpt2", "gpt_neox", "olmoe", "deepseek_v2", "deepseek_v3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "mistral",
-    "mixtral", "phi3", "phi", "starcoder2", "stablelm", "exaone4", "ministral", "ministral3", "opt", "gptj",
+    "mixtral", "phi3", "phi", "starcoder2", "stablelm", "seed_oss", "nemotron", "exaone4", "ministral",
+    "ministral3", "opt", "gptj",
 }  # fmt: skip
 """Families whose layers see everything where no window is given."""
 SLIDING = {"mistral", "ministral", "mixtral", "phi3", "starcoder2", "phimoe"}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from exactkv.errors import LoadError
-from exactkv.models.config import Config
+from exactkv.models.config import LenientConfig
 from exactkv.models.families import (
     cohere2,
     deepseek,
@@ -30,11 +30,13 @@ from exactkv.models.families import (
     mamba2,
     mistral,
     mixtral,
+    nemotron,
     olmo,
     phi3,
     qwen,
     qwen3_next,
     recurrent_gemma,
+    seed_oss,
     smollm3,
     starcoder2,
 )
@@ -63,6 +65,8 @@ FAMILIES: tuple[Family, ...] = (
     starcoder2.FAMILY,
     gpt_neox.FAMILY,
     gpt2.FAMILY,
+    seed_oss.FAMILY,
+    nemotron.FAMILY,
     mamba.FAMILY,
     mamba2.FAMILY,
     lfm2.FAMILY,
@@ -95,19 +99,23 @@ def _nearest(config: Mapping[str, Any]) -> str:
     fields = inner if isinstance(inner, dict) else config
     tried = []
     for family in FAMILIES:
-        reader = Config(fields, family.name)
+        reader = LenientConfig(fields, family.name)
         try:
             family.spec(reader)
             problem = ""
         except Exception as error:  # whatever a family's reader makes of another's fields
             problem = str(error) if isinstance(error, LoadError) else "some of its fields have other values"
-        tried.append((bool(problem), len(reader.unknown()), family, reader.unknown(), problem))
-    failed, _, family, unknown, problem = min(tried, key=lambda t: t[:2])
+        new = [*reader.unknown(), *(f"{name} = {value!r}"[:80] for name, value in reader.unsupported.items())]
+        tried.append((bool(problem), len(new), family, new, problem))
+    failed, _, family, new, problem = min(tried, key=lambda t: t[:2])
     if failed and "hidden_size" not in fields:
         return ""
-    needed = f"; a family for it would have to give a meaning to: {', '.join(unknown)}" if unknown else ""
+    needed = f"; a family for it would have to give a meaning to: {', '.join(new)}" if new else ""
     refused = f" ({problem})" if problem else ""
-    return f"The nearest supported family by the config's fields is {family.name}{refused}{needed}. "
+    return (
+        f"The nearest supported family by the config's fields is {family.name}{refused}{needed}. "
+        "docs/adding-a-family.md says how to add one. "
+    )
 
 
 __all__ = ["FAMILIES", "Alternating", "Family", "Source", "Transposed", "find_family"]

@@ -274,6 +274,11 @@ _LLAMA_BLOCKS = {
     "ffn_down": "mlp.down_proj",
 }
 
+
+def _without(part: str) -> dict[str, str]:
+    return {name: theirs for name, theirs in _LLAMA_BLOCKS.items() if name != part}
+
+
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
         fixed={
@@ -284,6 +289,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
         blocks=_LLAMA_BLOCKS,
         permuted=frozenset({"attn_q", "attn_k"}),
+    ),
+    "seed_oss": Architecture(
+        fixed={
+            "model_type": "seed_oss",
+            "architectures": ["SeedOssForCausalLM"],
+            "hidden_act": "silu",
+            "rope_theta": 1e4,
+        },
+        blocks={**_without("ffn_norm"), "post_attention_norm": "post_attention_layernorm"},
     ),
     "gemma3": Architecture(
         fixed={

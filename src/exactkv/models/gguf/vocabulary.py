@@ -31,6 +31,7 @@ _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _LLAMA3 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}|{_WHITESPACE}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_SIGNS}|{_WHITESPACE}"
+_SEED = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+|{_WHITESPACE}"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
@@ -66,6 +67,7 @@ _SPLITTINGS = {
     "smaug-bpe": _Splitting(_LLAMA3),
     "qwen2": _Splitting(_QWEN2, normalizer=normalizers.NFC()),
     "deepseek-r1-qwen": _Splitting(_QWEN2, normalizer=normalizers.NFC()),
+    "seed-coder": _Splitting(_SEED),
     "tekken": _Splitting(_TEKKEN, whole_words=True, add_bos=True),
 }
 
