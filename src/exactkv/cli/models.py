@@ -13,12 +13,18 @@ if TYPE_CHECKING:
 
 
 def models(
+    supported: Annotated[
+        bool, typer.Option("--supported", help="Only the supported families: patterns, cache bytes a token and bound.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """List the models found on this machine, and the supported architectures.
 
     Found are the embedded models (packages that hold one) and the Hugging Face cache.
     """
+    if supported:
+        _show_shapes(as_json)
+        return
     found = inventory()
     if as_json:
         print_json(found, indent=2)
@@ -106,3 +112,59 @@ def _supported(families: list[dict[str, Any]]) -> Table:
     for f in families:
         table.add_row(f["family"], ", ".join(f["architectures"]), ", ".join(f["gguf"]) or "–")
     return table
+
+
+def shapes() -> list[dict[str, Any]]:
+    """What ``--supported --json`` prints: for each family its architectures and, of real models of it, the layers'
+    patterns and the bytes of one row's cache in bfloat16."""
+    from exactkv.models.families import FAMILIES, find_family
+    from exactkv.models.footprint import footprint
+    from exactkv.models.shapes import shape_config, shape_names, shape_spec
+
+    models: dict[str, list[dict[str, Any]]] = {family.name: [] for family in FAMILIES}
+    for name in shape_names():
+        found = footprint(shape_spec(name))
+        models[find_family(shape_config(name)).name].append(
+            {
+                "model": name,
+                "patterns": found.patterns,
+                "cache_bytes_a_token": found.token_bytes,
+                "bounded_cache_bytes": found.bounded_bytes,
+            }
+        )
+    return [
+        {
+            "family": family.name,
+            "architectures": [name for name in family.architectures if name[0].isupper()],
+            "models": models[family.name],
+        }
+        for family in FAMILIES
+    ]
+
+
+def _show_shapes(as_json: bool) -> None:
+    found = shapes()
+    if as_json:
+        print_json(found, indent=2)
+        return
+    from rich.console import Console
+
+    from exactkv.cache.report import human_bytes
+
+    table = _table(
+        "Supported families, with a row's cache in bfloat16", "family", "for example", "layers", "a token", "bounded"
+    )
+    for family in found:
+        for model in family["models"] or [{"model": "–", "patterns": {}}]:
+            layers = ", ".join(f"{count} {pattern}" for pattern, count in model["patterns"].items())
+            sizes = [model.get("cache_bytes_a_token"), model.get("bounded_cache_bytes")]
+            table.add_row(
+                family["family"], model["model"], layers or "–", *("–" if not n else human_bytes(n) for n in sizes)
+            )
+    console = Console()
+    console.print(table)
+    console.print(
+        "a token: bytes that each further token adds; bounded: the most that windows, chunks and recurrent states "
+        "come to, however long the text.",
+        style="dim",
+    )
