@@ -68,6 +68,7 @@ NAMES: Names = {
 INSTEAD: Names = {
     "final_norm.weight": ("token_embd_norm.weight",),
     "layers.{i}.mlp.score_bias": ("blk.{i}.exp_probs_b.weight",),
+    "layers.{i}.mlp.norm.weight": ("blk.{i}.ffn_norm",),
     **dict(_layer_names(_INSTEAD)),
 }
 
