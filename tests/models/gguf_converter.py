@@ -1,5 +1,5 @@
-"""transformers' models written as GGUF files, as llama.cpp's converter writes them: names by the gguf package's own map,
-metadata by its writer."""
+"""transformers' models written as GGUF files, as llama.cpp's converter writes them: names by the gguf package's own
+map, metadata by its writer."""
 
 from __future__ import annotations
 
@@ -96,8 +96,10 @@ class Metadata:
             (("num_attention_heads",), w.add_head_count),
             (("num_key_value_heads",), w.add_head_count_kv),
             (("rms_norm_eps", "norm_eps"), w.add_layer_norm_rms_eps),
-            (() if "mamba" in self.arch else ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
-             w.add_layer_norm_eps),
+            (
+                () if "mamba" in self.arch else ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
+                w.add_layer_norm_eps,
+            ),
             (("num_local_experts", "num_experts", "n_routed_experts"), w.add_expert_count),
             (("num_experts_per_tok", "top_k_experts"), w.add_expert_used_count),
             (("n_group",), w.add_expert_group_count),
@@ -355,11 +357,11 @@ def converted(tensors: dict[str, Tensor], config: Any, arch: str) -> Named:
         elif not (name == "lm_head.weight" and config.tie_word_embeddings):
             yield from _changed(name, tensor, config, arch)
     for name, parts in stacked.items():
-        experts = re.sub(r"(feed_forward|block_sparse_moe|block_sparse_moe\.experts)\.(experts\.)?", r"mlp.experts.", name)
-        experts = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}.get(name[-2:], experts.rsplit(".")[-1])
+        part = name.rsplit(".")[-1]
+        part = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}.get(part, part)
         layer = re.search(r"layers\.(\d+)\.", name)
         assert layer is not None
-        yield f"model.layers.{layer[1]}.mlp.experts.{experts}.weight", torch.stack(parts)
+        yield f"model.layers.{layer[1]}.mlp.experts.{part}.weight", torch.stack(parts)
     yield from _extra(config, arch)
 
 
@@ -412,7 +414,7 @@ _STREAMS: dict[str, list[Tensor]] = {}
 
 
 def _stack_streams(kind: str, index: int, tensor: Tensor, config: Any) -> Named:
-    parts = _STREAMS.setdefault(kind, []) if index else _STREAMS.setdefault(kind, [])
+    parts = _STREAMS.setdefault(kind, [])
     if index == 0:
         parts.clear()
     parts.append(tensor)

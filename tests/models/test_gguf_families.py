@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import gguf
 import pytest
@@ -12,7 +14,11 @@ import pytest
 import exactkv
 from exactkv.errors import LoadError
 from exactkv.models.families import FAMILIES
+from exactkv.models.gguf import GGUFSource
 from exactkv.models.gguf.architectures import ARCHITECTURES
+from exactkv.models.gguf.file import GGUFFile
+from exactkv.models.load import read_spec, text_config
+from exactkv.models.plan import plan_reading
 from tests.models.cases import CASES
 from tests.models.cases_dense import DENSE, FULL, SLIDING, yarn
 from tests.models.cases_mixtures import MIXTURES
@@ -98,11 +104,61 @@ MODELS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("arch", "case"), MODELS, ids=lambda given: given if isinstance(given, str) else given.name)
-def test_logits(arch: str, case: Case, tmp_path: Path) -> None:
+@pytest.fixture(scope="module", params=MODELS, ids=lambda given: f"{given[0]}-{given[1].name}")
+def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """(case, transformers' model, its file)"""
+    arch, case = request.param
     oracle = built(case)
-    path = write(oracle, arch, tmp_path / "model.gguf")
+    yield case, oracle, write(oracle, arch, tmp_path_factory.mktemp(arch) / "model.gguf")
+
+
+def test_logits(converted: tuple[Case, Any, Path]) -> None:
+    case, oracle, path = converted
     model = exactkv.load(path, dtype="float32", device="cpu")
     for length in (case.lengths[-1], 9):
         ids = tokens(2, length)
         assert difference(model(ids, max_length=length), oracle_logits(oracle, ids)) <= BOUND
+
+
+def meaning(path: Path, change: Callable[[dict[str, Any]], object] = lambda metadata: None) -> Any:
+    """The decoder that a file means, and where its tensors go, after a change of its metadata."""
+    file = GGUFFile(path)
+    change(file.metadata)
+    with patch("exactkv.models.gguf.source.GGUFFile", lambda _: file):
+        source = GGUFSource(path)
+    family, fields = text_config(source.config)
+    spec = read_spec(family, fields)
+    return spec, plan_reading(source.named(family), spec, source.shapes(), "it")
+
+
+# Keys that converters leave out where a model's config does: then they mean the default of its code.
+SAID_OR_DEFAULT = {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"}
+
+
+def test_a_missing_key_changes_nothing_or_is_an_error(converted: tuple[Case, Any, Path]) -> None:
+    _, _, path = converted
+    whole, lost = meaning(path), []
+    for key in GGUFFile(path).metadata:
+        if key.startswith(("general.", "tokenizer.")):
+            continue
+        try:
+            if meaning(path, lambda metadata, key=key: metadata.pop(key)) != whole:  # type: ignore[misc]
+                lost.append(key.split(".", 1)[1])
+        except LoadError as error:
+            assert "missing" in str(error) or "supported" in str(error) or "do not fit" in str(error), key
+    assert set(lost) <= SAID_OR_DEFAULT
+
+
+def test_an_unknown_key_is_an_error(converted: tuple[Case, Any, Path]) -> None:
+    _, _, path = converted
+    arch = GGUFFile(path).metadata["general.architecture"]
+    for key in ("surprise", "attention.clamp_kqv", "swiglu_clamp_exp"):
+        with pytest.raises(LoadError, match=f"{key} = 3.0 is not known for this architecture"):
+            meaning(path, lambda metadata, key=key: metadata.update({f"{arch}.{key}": 3.0}))  # type: ignore[misc]
+
+
+def test_every_architecture_is_tested_and_belongs_to_a_family() -> None:
+    assert {arch for arch, _ in MODELS} == set(ARCHITECTURES)
+    assert set(ARCHITECTURES) <= set(gguf.MODEL_ARCH_NAMES.values())
+    families = {name for family in FAMILIES for name in family.architectures}
+    assert all(set(architecture.model_types) <= families for architecture in ARCHITECTURES.values())

@@ -50,7 +50,8 @@ def _layer(name: str) -> int:
 
 def _stored(info: TensorInfo, arch: Architecture, config: Mapping[str, Any]) -> Stored:
     part = info.name.removesuffix(".weight").removesuffix(".bias").rsplit(".", 1)[-1]
-    shape = _SHAPES.get(part, lambda shape: shape)(info.shape) if not info.name.endswith(".bias") else info.shape
+    reshaped = None if info.name.endswith(".bias") else _SHAPES.get(part)
+    shape = info.shape if reshaped is None else reshaped(info.shape)
     if arch.permuted and part in ("attn_q", "attn_k"):
         return Stored((info,), shape, config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"])
     if part == "ssm_a":
@@ -72,6 +73,10 @@ def _flat(shape: Shape) -> Shape:
     return (shape[0] * shape[1],) if len(shape) == 2 else shape
 
 
+def _matrix(shape: Shape) -> Shape:
+    return (shape[0] * shape[1], shape[2]) if len(shape) == 3 else shape
+
+
 # Part of a layer -> its shape as the model has it.
 _SHAPES: dict[str, Callable[[Shape], Shape]] = {
     "ssm_conv1d": _convolution,
@@ -80,8 +85,8 @@ _SHAPES: dict[str, Callable[[Shape], Shape]] = {
     "ssm_d": _without_column,
     "ssm_norm": _flat,
     "ffn_gate_inp_shexp": lambda shape: (1, *shape) if len(shape) == 1 else shape,
-    "altup_proj": lambda shape: (shape[0] * shape[1], shape[2]) if len(shape) == 3 else shape,
-    "altup_unembd_proj": lambda shape: (shape[0] * shape[1], shape[2]) if len(shape) == 3 else shape,
+    "altup_proj": _matrix,
+    "altup_unembd_proj": _matrix,
 }
 
 

@@ -40,7 +40,9 @@ def _kind(meta: Metadata) -> tuple[str, float]:
     """The kind of scaling and its factor; "none" where the factor changes nothing."""
     old, given = "rope.scale_linear" in meta, f"{_SCALING}factor" in meta
     kind = meta.take(f"{_SCALING}type", "linear" if old else "none")
-    if f"{_SCALING}type" not in meta and (stray := [key for key in _SCALED if key in meta]):
+    if f"{_SCALING}type" not in meta and (
+        stray := [key for key in _SCALED if key in meta and not key.endswith(".attn_factor")]
+    ):
         raise LoadError(
             f"metadata {_SCALING}type is missing, but {stray[0]} = {meta.take(stray[0])} is there; the file is damaged "
             "or incomplete. Convert the model again with a current llama.cpp."
@@ -59,9 +61,7 @@ def _kind(meta: Metadata) -> tuple[str, float]:
     return ("none" if factor == 0.0 or (kind == "linear" and factor == 1.0) else kind), factor
 
 
-def _yarn(
-    meta: Metadata, factor: float, attention: float, amplitude: float, of_yarn: dict[str, Any]
-) -> dict[str, Any]:
+def _yarn(meta: Metadata, factor: float, attention: float, amplitude: float, of_yarn: dict[str, Any]) -> dict[str, Any]:
     found = {
         "rope_type": "yarn",
         "factor": factor,

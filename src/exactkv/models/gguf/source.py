@@ -119,7 +119,7 @@ class GGUFSource:
                 self._read_rows(info, rows, matrix)
             return
         step = max(1, _RELEASED // raw.shape[1])
-        start = raw.storage_offset() - self._file.raw(info).storage_offset()
+        start = int(raw.storage_offset()) - info.offset  # the mapping is one storage
         for first in range(0, raw.shape[0], step):
             last = min(raw.shape[0], first + step)
             dequantize_into(raw[first:last], info.type, out[first:last])

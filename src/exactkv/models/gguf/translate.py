@@ -20,7 +20,7 @@ def architecture_of(metadata: Mapping[str, Any], path: object) -> tuple[str, Arc
     if (kind := metadata.get("general.type", "model")) != "model":
         raise LoadError(f"{path} holds a GGUF {kind!r}, expected a model. Give the file of the model itself.")
     name = metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise LoadError(
             f"{path}: GGUF architecture {name!r} is not supported; supported are "
             f"{', '.join(sorted(ARCHITECTURES))}. Load the model from its safetensors "

@@ -38,7 +38,7 @@ def _gemma2(meta: Metadata) -> dict[str, Any]:
 
 
 def _gemma3(meta: Metadata) -> dict[str, Any]:
-    config = dense(meta, "gemma3_text")
+    config = dense(meta, "gemma3_text") | {"hidden_activation": "gelu_pytorch_tanh"}
     config["query_pre_attn_scalar"] = _query_scale(config, 62)
     config["sliding_window"] = meta.take("attention.sliding_window")
     for key, field in (
@@ -139,7 +139,7 @@ def _beside(meta: Metadata) -> dict[str, Any]:
         meta.ignore("expert_feed_forward_length")
         return {}
     found = experts(meta, "num_experts")
-    return {**found, "top_k_experts": found.pop("num_experts_per_tok"), "enable_moe_block": True}
+    return {"top_k_experts": found.pop("num_experts_per_tok"), "enable_moe_block": True, **found}
 
 
 ARCHITECTURES: Table = {

@@ -10,13 +10,12 @@ from exactkv.models.gguf.metadata import Metadata
 
 
 def _llama(meta: Metadata) -> dict[str, Any]:
-    mixed = bool(meta.peek("expert_count"))
-    config = dense(meta, "mixtral" if mixed else "llama", bias=None if mixed else "attention_bias", base=1e4, mixed=mixed)
-    if mixed:
+    # Files of models without "rope_theta" in their config do not say it either: then it is Llama's first.
+    if meta.peek("expert_count"):
+        config = dense(meta, "mixtral", bias=None, base=1e4, mixed=True)
         return config | experts(meta, "num_local_experts", size=None)
-    if meta.has("ffn_up.bias"):
-        config["mlp_bias"] = True
-    return config
+    config = dense(meta, "llama", base=1e4) | {"hidden_act": "silu"}
+    return config | ({"mlp_bias": True} if meta.has("ffn_up.bias") else {})
 
 
 def _llama4(meta: Metadata) -> dict[str, Any]:
@@ -64,7 +63,11 @@ def _granite(meta: Metadata) -> dict[str, Any]:
 
 
 def _granite_moe(meta: Metadata) -> dict[str, Any]:
-    config = dense(meta, "granitemoehybrid", mixed=True) | granite_scales(meta) | experts(meta, "num_local_experts", size=None)
+    config = (
+        dense(meta, "granitemoehybrid", mixed=True)
+        | granite_scales(meta)
+        | experts(meta, "num_local_experts", size=None)
+    )
     meta.check("rope.scaling.finetuned", True)
     shared = meta.has("ffn_up_shexp.weight")
     return config | {
