@@ -239,6 +239,7 @@ COMMON = {
     "attention.head_count": 4,
     "attention.head_count_kv": 2,
     "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 1e4,
 }
 SHAPES = {
     "token_embd": (10, 32),
@@ -271,7 +272,7 @@ def write_model(
 ) -> Path:
     """A model of one layer. metadata: keys of the architecture to set (None: leave out); tensors: to add."""
     writer = gguf.GGUFWriter(path, arch)
-    of_gemma = {"rope.freq_base": 1e6, "attention.sliding_window": 16} if arch == "gemma3" else {}
+    of_gemma = {"attention.sliding_window": 16} if arch == "gemma3" else {}
     for key, value in {**COMMON, **of_gemma, **(metadata or {})}.items():
         kinds: dict[Any, Callable[..., None]] = {
             bool: writer.add_bool,
@@ -386,6 +387,8 @@ def test_rope_scaling_and_gemma_extras(tmp_path: Path) -> None:
         ({"attention.value_length": 4}, "attention.value_length = 4 is not supported"),
         ({"attention.head_count": [4, 2]}, "differs between layers"),
         ({"embedding_length": None}, "embedding_length is missing"),
+        ({"rope.scaling.factor": 2.0}, "rope.scaling.type is missing, but rope.scaling.factor = 2.0 is there"),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}, "original_context_length is missing"),
         ({"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0}, "'longrope' is not supported"),
         ({"rope.scaling.attn_factor": 2.0}, "attn_factor = 2.0 with none rope"),
         ({"rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor = 0.5"),

@@ -108,7 +108,7 @@ def _gemma4(meta: Metadata) -> dict[str, Any]:
         "use_double_wide_mlp": wide,
         "rms_norm_eps": meta.take(RMS),
         "attention_k_eq_v": _keys_as_values(meta, kinds),
-        "final_logit_softcapping": meta.take("final_logit_softcapping", None),
+        "final_logit_softcapping": meta.take("final_logit_softcapping"),
         "rope_parameters": {
             FULL: {
                 "rope_type": "proportional", "rope_theta": meta.take("rope.freq_base"),

@@ -7,14 +7,15 @@ from typing import Any
 from exactkv.models.gguf.architectures.architecture import Architecture, Table
 from exactkv.models.gguf.architectures.common import dense, experts, gating
 from exactkv.models.gguf.metadata import Metadata
+from exactkv.models.gguf.ropes import ROPE_FREQS
 
 
 def _llama(meta: Metadata) -> dict[str, Any]:
-    # Files of models without "rope_theta" in their config do not say it either: then it is Llama's first.
     if meta.peek("expert_count"):
-        config = dense(meta, "mixtral", bias=None, base=1e4, mixed=True)
-        return config | experts(meta, "num_local_experts", size=None)
-    config = dense(meta, "llama", base=1e4) | {"hidden_act": "silu"}
+        return dense(meta, "mixtral", bias=None, mixed=True) | experts(meta, "num_local_experts", size=None)
+    # Files of models without "rope_theta" in their config do not say it either: those older than scaled rope.
+    is_new = ROPE_FREQS in meta.shapes or "rope.scaling.type" in meta
+    config = dense(meta, "llama", base=None if is_new else 1e4) | {"hidden_act": "silu"}
     return config | ({"mlp_bias": True} if meta.has("ffn_up.bias") else {})
 
 

@@ -49,7 +49,7 @@ def _deepseek_mixture(meta: Metadata) -> dict[str, Any]:
         "routed_scaling_factor": meta.take("expert_weights_scale"),
         "norm_topk_prob": bool(meta.take("expert_weights_norm") if is_v3 else meta.take("expert_weights_norm", False)),
     }
-    # Files from before 2025 do not speak of groups; of models with a softmax, the one with 64 experts has none.
+    # Files from before 2025-10 do not speak of groups; of models with a softmax, the one with 64 experts has none.
     if not is_v3 and found["n_routed_experts"] == 64:
         groups, best = meta.take("expert_group_count", 1), meta.take("expert_group_used_count", 1)
     else:
@@ -69,7 +69,7 @@ def _glm4_moe(meta: Metadata) -> dict[str, Any]:
         "routed_scaling_factor": meta.take("expert_weights_scale"),
         "norm_topk_prob": bool(meta.take("expert_weights_norm")),
         "first_k_dense_replace": meta.take("leading_dense_block_count"),
-        "n_group": meta.take("expert_group_count", 1),
+        "n_group": meta.take("expert_group_count", 1),  # files from before 2025-10 do not say; all models have one
         "topk_group": meta.take("expert_group_used_count", 1),
         "use_qk_norm": meta.has("attn_q_norm.weight"),
     }

@@ -149,7 +149,7 @@ def _every(name: str, layers: list[bool]) -> dict[str, int]:
 
 
 def _granite_hybrid(meta: Metadata) -> dict[str, Any]:
-    turns = bool(meta.take("rope.scaling.finetuned", True))
+    turns = bool(meta.take("rope.scaling.finetuned"))
     mixed = bool(meta.peek("expert_count"))
     config = _some_attention(meta, model(meta, "granitemoehybrid"))
     attends = config.pop("attends")
