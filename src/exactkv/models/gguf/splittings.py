@@ -26,8 +26,8 @@ _REST = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_WHITESPACE}"
 _TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_REST}"
 _GPT4O = rf"{_CASED[0]}{_CONTRACTIONS}?|{_CASED[1]}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_REST}"
 
-# DeepSeek's: expressions that cut one after the other.
-# Letters that have a case, as far as its list goes; escaped, since normalization would change some.
+# DeepSeek's are expressions that cut one after the other. These letters have a case, as far as its list goes; escaped,
+# since normalization would change some.
 _CASED_LETTERS = (
     "A-Za-z\xb5\xc0-\xd6\xd8-\xf6\xf8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376\u0377"
     "\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556"
@@ -42,8 +42,13 @@ _CASED_LETTERS = (
 )
 _EAST_ASIAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _DEEPSEEK_LLM = (
-    "[\r\n]", rf"\s?[{_CASED_LETTERS}]+", "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+", r"\s+$", _EAST_ASIAN, r"\p{N}+",
-)  # fmt: skip
+    "[\r\n]",
+    rf"\s?[{_CASED_LETTERS}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",  # and so ASCII letters, alone
+    r"\s+$",
+    _EAST_ASIAN,
+    r"\p{N}+",
+)
 _DEEPSEEK_CODER = ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}")
 _DEEPSEEK_V3 = (
     r"\p{N}{1,3}",
