@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from exactkv.errors import InputError, LoadError
 from exactkv.models.gguf import GGUFSource
+from exactkv.models.gguf.splittings import SPLITTINGS
 from exactkv.models.gguf.vocabulary import build_tokenizer
 from exactkv.models.tokenizer import Tokenizer
 
@@ -276,6 +277,13 @@ def byte_level_metadata(**extra: Any) -> dict[str, Any]:
         ("llama-bpe", ["<|end|>", "123", "4", "Ġ", "12", "Ġ", "abc", "d"]),
         ("qwen2", ["1", "2", "3", "4", "Ġ", "1", "2", "Ġ", "abc", "d"]),
         ("tekken", ["<|end|>", "1", "2", "3", "4", "Ġ", "1", "2", "Ġ", "abc", "d"]),
+        ("gpt-4o", ["123", "4", "Ġ", "12", "Ġ", "abc", "d"]),
+        ("glm4", ["123", "4", "Ġ", "12", "Ġ", "abc", "d"]),
+        ("starcoder", ["1", "2", "3", "4", "Ġ", "1", "2", "Ġ", "abc", "d"]),
+        ("lfm2", ["<|end|>", "123", "4", "Ġ", "12", "Ġ", "abc", "d"]),
+        ("deepseek-llm", ["123", "4", "Ġ", "12", "Ġ", "abc", "d"]),
+        ("deepseek-coder", ["1", "2", "3", "4", "Ġ", "1", "2", "Ġ", "abc", "d"]),
+        ("deepseek-v3", ["123", "4", "Ġ", "12", "Ġ", "abc", "d"]),
     ],
 )
 def test_splitting_by_name(pre: str, expected: list[str]) -> None:
@@ -283,12 +291,36 @@ def test_splitting_by_name(pre: str, expected: list[str]) -> None:
     tokenizer = build_tokenizer(metadata, "here")
     names = metadata["tokenizer.ggml.tokens"]
     assert [names[i] for i in tokenizer.encode("1234 12 abcd")] == expected
-    whole = ["abcd"] if pre in ("llama-bpe", "tekken") else ["abc", "d"]  # a word that is a token
+    whole = ["abcd"] if pre in ("llama-bpe", "tekken", "lfm2") else ["abc", "d"]  # a word that is a token
     assert [names[i] for i in tokenizer.encode("abcd", False)] == whole
     ids = tokenizer.encode("a<user>b<|end|>", False)
     assert [names[i] for i in ids] == ["a", "<user>", "b", "<|end|>"]
     assert tokenizer.decode(ids) == "a<user>b"
     assert tokenizer.eos_token_ids == [names.index("<|end|>")]
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "words"),
+    [
+        ("gpt-4o", "HelloWorld can'T 12345 x/\n", ["Hello", "World", " can'T", " ", "123", "45", " x", "/\n"]),
+        ("deepseek-v3", "can't 日本go 12345!ok\n", ["can", "'t", " ", "日本", "go", " ", "123", "45", "!ok", "\n"]),
+        ("deepseek-llm", "Ünder_1234, 日本.\n", ["Ü", "nder", "_", "1234", ",", " ", "日本", ".", "\n"]),
+        ("deepseek-coder", "a_b 日12\n", ["a", "_", "b", " ", "日", "1", "2", "\n"]),
+    ],
+)
+def test_words_by_name(pre: str, text: str, words: list[str]) -> None:
+    splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in SPLITTINGS[pre].patterns]
+    assert [word for word, _ in pre_tokenizers.Sequence(splits).pre_tokenize_str(text)] == words
+
+
+def test_gemma_4_merges_text_as_it_is() -> None:
+    pieces = {"▁": 0.0, "h": 0.0, "i": 0.0, "\n": 0.0, "hi": 0.0, "▁hi": 0.0, "\n\n": 0.0}
+    metadata = sentencepiece_metadata(pieces, model="gemma4", merges=["h i", "▁ hi", "\n \n"], add_bos_token=True)
+    tokenizer = build_tokenizer(metadata, "here")
+    names = metadata["tokenizer.ggml.tokens"]
+    ids = tokenizer.encode("hi hi\n\n\nhié")
+    assert [names[i] for i in ids] == ["<s>", "hi", "▁hi", "\n\n", "\n", "hi", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(ids) == "hi hi\n\n\nhié"
 
 
 def test_vocabularies_that_cannot_be_read() -> None:

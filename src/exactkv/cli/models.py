@@ -41,7 +41,7 @@ def inventory() -> dict[str, list[dict[str, Any]]]:
     """What ``--json`` prints: "embedded", "hub" and "supported"."""
     from exactkv.models import embedded
     from exactkv.models.families import FAMILIES
-    from exactkv.models.gguf.translate import ARCHITECTURES
+    from exactkv.models.gguf.architectures import ARCHITECTURES
 
     return {
         "embedded": [
@@ -69,7 +69,7 @@ def inventory() -> dict[str, list[dict[str, Any]]]:
                 "architectures": [name for name in family.architectures if name[0].isupper()],
                 "gguf": [
                     name for name, gguf in ARCHITECTURES.items()
-                    if gguf.fixed["model_type"] in family.architectures
+                    if set(gguf.model_types) & set(family.architectures)
                 ],
             }
             for family in FAMILIES

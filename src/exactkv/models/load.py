@@ -61,6 +61,7 @@ def load(
     source, stored = _open(place)
     family, fields = text_config(source.config)
     spec = read_spec(family, fields, accept_fields)
+    family = source.named(family)
     pieces = plan_reading(family, spec, source.shapes(), name)
     _check_tied(source, family, spec, name)
     tokenizer = source.tokenizer()  # before there are weights: making it takes memory for a while

@@ -16,6 +16,7 @@ from torch import Tensor
 from exactkv.errors import LoadError
 
 if TYPE_CHECKING:
+    from exactkv.models.families import Family
     from exactkv.models.tokenizer import Tokenizer
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -42,8 +43,12 @@ class TensorSource(Protocol):
     config: dict[str, Any]
     generation_config: dict[str, Any]
 
+    def named(self, family: Family) -> Family:
+        """The family, with the names that tensors have here, if they are not Hugging Face's."""
+        ...
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor's shape, by its Hugging Face name."""
+        """Every tensor's shape, by its name."""
         ...
 
     def read(self, name: str, out: Tensor) -> None:
@@ -74,6 +79,9 @@ class DirectorySource:
         self.generation_config: dict[str, Any] = (
             read_json(generation) if generation.is_file() else _generation_fields(self.config)
         )
+
+    def named(self, family: Family) -> Family:
+        return family
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tensor.shape for name, (_, tensor) in self._tensors.items()}

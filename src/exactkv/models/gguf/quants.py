@@ -39,6 +39,7 @@ class QuantType(IntEnum):
     Q6_K = 14
     Q8_K = 15
     BF16 = 30
+    MXFP4 = 39
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +225,17 @@ def _q8_k(blocks: Tensor) -> Tensor:
     return blocks[:, 4:260].view(torch.int8).to(torch.float32).mul_(_as(blocks[:, :4], torch.float32))
 
 
+# Microscaling FP4 (OCP MX v1.0): a power of two a block, and for each value one of these, doubled. Scales are halved.
+_FP4_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    exponent = blocks[:, :1].to(torch.int32)
+    bits = torch.where(exponent < 2, 0x00200000 << exponent, (exponent - 1) << 23)  # below 2: subnormal
+    values = torch.tensor(_FP4_DOUBLED, dtype=torch.float32, device=blocks.device)
+    return values[_nibbles(blocks[:, 1:]).int()].mul_(bits.view(torch.float32))
+
+
 _FORMATS: dict[QuantType, BlockFormat] = {
     QuantType.F32: BlockFormat(1, 4, _plain(torch.float32)),
     QuantType.F16: BlockFormat(1, 2, _plain(torch.float16)),
@@ -239,4 +251,5 @@ _FORMATS: dict[QuantType, BlockFormat] = {
     QuantType.Q5_K: BlockFormat(256, 176, _q5_k),
     QuantType.Q6_K: BlockFormat(256, 210, _q6_k),
     QuantType.Q8_K: BlockFormat(256, 292, _q8_k),
+    QuantType.MXFP4: BlockFormat(32, 17, _mxfp4),
 }

@@ -1,8 +1,8 @@
-"""A GGUF file presented in Hugging Face terms: config, tensor names and shapes, weights, tokenizer."""
+"""A GGUF file presented as `load` reads models: config in Hugging Face terms, tensors, tokenizer."""
 
 from __future__ import annotations
 
-import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,21 +10,22 @@ import torch
 from torch import Tensor
 
 from exactkv.errors import LoadError
+from exactkv.models.families.family import Family
 from exactkv.models.gguf.file import GGUFFile, TensorInfo
+from exactkv.models.gguf.layout import layout
+from exactkv.models.gguf.names import INSTEAD, LEFT_ASIDE, NAMES
 from exactkv.models.gguf.quants import dequantize_into
 from exactkv.models.gguf.translate import architecture_of, translate_config, translate_generation_config
 
 if TYPE_CHECKING:
     from exactkv.models.tokenizer import Tokenizer
 
-_TOP_LEVEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_ROPE_FREQS = "rope_freqs.weight"
 _RELEASED = 4 << 20  # bytes of the mapping after which its memory is given back
 
 
 class GGUFSource:
-    """A GGUF model file as a directory of config.json, safetensors and tokenizer files would present it.
+    """A GGUF model file as a directory of config.json, safetensors and tokenizer files would present it, but for the
+    names of tensors, which are GGUF's: `named` makes a family that knows them.
 
     config: as config.json; besides Hugging Face's fields, `rope_scaling` may be {"rope_type":
     "llama3_factors", "factors": [...]}, by which each rotary frequency is divided. generation_config:
@@ -37,54 +38,54 @@ class GGUFSource:
 
     def __init__(self, path: str | Path) -> None:
         self._file = GGUFFile(path)
-        metadata = self._file.metadata
-        name, self._arch = architecture_of(metadata, self._file.path)
-        rope_freqs = self._file.tensors.get(_ROPE_FREQS) if name == "llama" else None
-        self._tensors = {
-            self._hugging_face_name(info.name): info for info in self._file.tensors.values() if info is not rope_freqs
-        }
-        self.config: dict[str, Any] = translate_config(
-            metadata,
-            {info.name: info.shape for info in self._file.tensors.values()},
-            self._rope_factors(rope_freqs) if rope_freqs else None,
-            self._file.path,
-        )
+        metadata, tensors = self._file.metadata, self._file.tensors
+        _, self._arch = architecture_of(metadata, self._file.path)
+        shapes = {name: info.shape for name, info in tensors.items()}
+        self.config: dict[str, Any] = translate_config(metadata, shapes, self._floats, self._file.path)
+        self._tensors = layout(tensors, self._arch, self.config)
         self.generation_config: dict[str, Any] = translate_generation_config(metadata)
         self._tokenizer: Tokenizer | None = None
 
+    def named(self, family: Family) -> Family:
+        """The family of this model, with the names that tensors have here."""
+        return replace(
+            family,
+            names={**NAMES, **self._arch.names},
+            instead=(INSTEAD,),
+            prefixes=("",),
+            left_aside=(*LEFT_ASIDE, *self._arch.left_aside),
+        )
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Hugging Face tensor name -> shape in torch order. A tensor of the file without a Hugging Face name
-        is listed under its GGUF name. (`rope_freqs.weight` of llama is not listed: it went into the
-        config.)
-        """
-        return {name: info.shape for name, info in self._tensors.items()}
+        """GGUF tensor name -> shape in torch order, as the model has it."""
+        return {name: stored.shape for name, stored in self._tensors.items()}
 
     def read(self, name: str, out: Tensor) -> None:
         """Write the tensor `name` (a key of `shapes()`) into `out`: of the same shape, any floating dtype,
-        stride and device. What GGUF changed is undone: llama's row order of q and k, Gemma's norm weights
-        stored + 1.
+        stride and device. What GGUF changed is undone (`layout`).
 
         Raises LoadError if there is no such tensor or `out` has another shape.
         """
-        info = self._tensors.get(name)
-        if info is None:
+        stored = self._tensors.get(name)
+        if stored is None:
             raise LoadError(f"{self._file.path} holds no tensor {name!r}; see shapes() for those it holds.")
-        if tuple(out.shape) != info.shape:
+        if tuple(out.shape) != stored.shape:
             raise LoadError(
-                f"{self._file.path}: tensor {name!r} has shape {list(info.shape)}, the model expects "
+                f"{self._file.path}: tensor {name!r} has shape {list(stored.shape)}, the model expects "
                 f"{list(out.shape)}; the file's metadata and its tensors do not belong together."
             )
-        part = info.name.removesuffix(".weight").removesuffix(".bias").rsplit(".", 1)[-1]
-        if part in self._arch.permuted:
-            heads = self.config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
-            self._read_permuted(info, heads, out)
-        elif self._arch.norm_offset and part.endswith("norm"):
-            stored = torch.empty(info.shape)
-            self._read_plain(info, stored)
-            out.copy_(stored - self._arch.norm_offset)
-        else:
+        info = stored.parts[0]
+        if stored.change is not None:
+            parts = [self._read_whole(part) for part in stored.parts]
+            out.copy_(stored.change(parts).view(stored.shape))
+        elif stored.heads is not None:
+            self._read_permuted(info, stored.heads, out)
+        elif info.shape == stored.shape:
             self._read_plain(info, out)
-        self._file.release(info, 0, info.num_bytes)
+        else:
+            out.copy_(self._read_whole(info).view(stored.shape))
+        for part in stored.parts:
+            self._file.release(part, 0, part.num_bytes)
 
     def tokenizer(self) -> Tokenizer:
         """The file's tokenizer with its chat template, made once; the vocabulary's lists, which take more memory
@@ -98,33 +99,31 @@ class GGUFSource:
                 self._file.metadata.pop(f"tokenizer.ggml.{name}", None)
         return self._tokenizer
 
-    def _hugging_face_name(self, name: str) -> str:
-        if match := _BLOCK_TENSOR.fullmatch(name):
-            layer, part, kind = match.groups()
-            return f"model.layers.{layer}.{self._arch.blocks[part]}.{kind}" if part in self._arch.blocks else name
-        stem = name.removesuffix(".weight")
-        return f"{_TOP_LEVEL[stem]}.weight" if stem in _TOP_LEVEL else name
+    def _floats(self, name: str) -> list[float]:
+        return [float(value) for value in self._read_whole(self._file.tensors[name]).flatten()]
 
-    def _rope_factors(self, info: TensorInfo) -> list[float]:
-        factors = torch.empty(info.shape)
-        self._read_plain(info, factors)
-        return [float(factor) for factor in factors.flatten()]
+    def _read_whole(self, info: TensorInfo) -> Tensor:
+        whole = torch.empty(info.shape)
+        self._read_plain(info, whole)
+        return whole
 
     def _read_plain(self, info: TensorInfo, out: Tensor) -> None:
         columns = info.shape[-1] if info.shape else 1
-        rows = out.numel() // max(columns, 1)
-        raw = self._file.raw(info).view(rows, -1)
-        if out.dim() <= 2:
-            matrix = out.view(1, -1) if out.dim() < 2 else out
-            step = max(1, _RELEASED // raw.shape[1])
-            for first in range(0, rows, step):
-                last = min(rows, first + step)
-                dequantize_into(raw[first:last], info.type, matrix[first:last])
-                self._file.release(info, first * raw.shape[1], last * raw.shape[1])
+        raw = self._file.raw(info).view(out.numel() // max(columns, 1), -1)
+        self._read_rows(info, raw, out.view(1, -1) if out.dim() < 2 else out)
+
+    def _read_rows(self, info: TensorInfo, raw: Tensor, out: Tensor) -> None:
+        """Rows into a matrix, or into the matrices of a stack, one after the other."""
+        if out.dim() > 2:
+            for rows, matrix in zip(raw.chunk(out.shape[0]), out, strict=True):
+                self._read_rows(info, rows, matrix)
             return
-        contiguous = torch.empty(rows, columns, dtype=out.dtype, device=out.device)
-        dequantize_into(raw, info.type, contiguous)
-        out.copy_(contiguous.view(out.shape))
+        step = max(1, _RELEASED // raw.shape[1])
+        start = int(raw.storage_offset()) - info.offset  # the mapping is one storage
+        for first in range(0, raw.shape[0], step):
+            last = min(raw.shape[0], first + step)
+            dequantize_into(raw[first:last], info.type, out[first:last])
+            self._file.release(info, start + first * raw.shape[1], start + last * raw.shape[1])
 
     def _read_permuted(self, info: TensorInfo, heads: int, out: Tensor) -> None:
         """Rows of a head: GGUF interleaves its two halves (0, h, 1, h + 1, …), as its rope turns neighbours;

@@ -1,75 +1,26 @@
 """GGUF vocabulary metadata -> a `tokenizers` object.
 
-Two kinds of vocabulary are read: "gpt2", byte-level BPE with merges, whose text is first split by a regular
-expression that the file only names (`tokenizer.ggml.pre`); and "llama", SentencePiece BPE, whose file holds a
-score a piece and no merges. The named expressions and the defaults of absent keys are those of llama.cpp
-(llama-vocab.cpp), which defines what the names mean.
+Three kinds of vocabulary are read: "gpt2", byte-level BPE with merges, whose text is first split by regular expressions
+that the file only names (`splittings`); "llama", SentencePiece BPE, whose file holds a score a piece and no merges; and
+"gemma4", BPE with merges on text as it is, with SentencePiece's marks for spaces. The defaults of absent keys are those
+of llama.cpp (llama-vocab.cpp).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from exactkv.errors import LoadError
+from exactkv.models.gguf.splittings import SPLITTINGS
 from exactkv.models.gguf.translate import end_token_ids, token_id
 from exactkv.models.tokenizer import Tokenizer, surround
 
-if TYPE_CHECKING:
-    from tokenizers.normalizers import Normalizer
-
 # tokenizer.ggml.token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
-
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WHITESPACE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
-_LLAMA3 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}|{_WHITESPACE}"
-_QWEN2 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_SIGNS}|{_WHITESPACE}"
-_SEED = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+|{_WHITESPACE}"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-    rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_WHITESPACE}"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Splitting:
-    """How text is cut into words before BPE. pattern: None for GPT-2's own expression, which byte-level BPE
-    brings along. single_digits: every digit (of any script) stands alone. whole_words: a word that is a token
-    is taken without looking at the merges. add_bos: where the file does not say.
-    """
-
-    pattern: str | None = None
-    single_digits: bool = False
-    whole_words: bool = False
-    add_bos: bool = False
-    normalizer: Normalizer | None = None
-
-
-_GPT2_SPLITTING = _Splitting()
-_LLAMA3_SPLITTING = _Splitting(_LLAMA3, whole_words=True, add_bos=True)
-_SPLITTINGS = {
-    "default": _GPT2_SPLITTING,
-    "gpt-2": _GPT2_SPLITTING,
-    "phi-2": _GPT2_SPLITTING,
-    "smollm": _Splitting(single_digits=True),
-    "llama-bpe": _LLAMA3_SPLITTING,
-    "llama3": _LLAMA3_SPLITTING,
-    "llama-v3": _LLAMA3_SPLITTING,
-    "falcon3": _LLAMA3_SPLITTING,
-    "smaug-bpe": _Splitting(_LLAMA3),
-    "qwen2": _Splitting(_QWEN2, normalizer=normalizers.NFC()),
-    "deepseek-r1-qwen": _Splitting(_QWEN2, normalizer=normalizers.NFC()),
-    "seed-coder": _Splitting(_SEED),
-    "tekken": _Splitting(_TEKKEN, whole_words=True, add_bos=True),
-}
 
 
 def build_tokenizer(metadata: Mapping[str, Any], path: object) -> Tokenizer:
@@ -91,10 +42,13 @@ def build_tokenizer(metadata: Mapping[str, Any], path: object) -> Tokenizer:
     elif kind == "llama":
         unknown = token_id(metadata, "unknown")
         backend, add_bos = _sentencepiece(vocabulary, tokens, types, unknown, path), True
+    elif kind == "gemma4":
+        backend, add_bos = _with_marks(vocabulary, tokens, token_id(metadata, "unknown"), path), False
     else:
         raise LoadError(
             f"{path}: vocabulary kind tokenizer.ggml.model = {kind!r} is not supported; supported are 'gpt2' "
-            "(byte-level BPE) and 'llama' (SentencePiece BPE)."
+            "(byte-level BPE), 'llama' (SentencePiece BPE) and 'gemma4' (BPE with marks for spaces). Load the model "
+            "from its original directory instead."
         )
     _add_special_tokens(backend, tokens, types)
     bos, eos = token_id(metadata, "bos"), token_id(metadata, "eos")
@@ -114,31 +68,45 @@ def build_tokenizer(metadata: Mapping[str, Any], path: object) -> Tokenizer:
 
 def _byte_level(vocabulary: Mapping[str, Any], tokens: list[str], path: object) -> tuple[Backend, bool]:
     name = vocabulary.get("pre", "default")
-    if name not in _SPLITTINGS:
+    if name not in SPLITTINGS:
         raise LoadError(
             f"{path}: how text is split before BPE, tokenizer.ggml.pre = {name!r}, is not known; known are "
-            f"{', '.join(sorted(_SPLITTINGS))}."
+            f"{', '.join(sorted(SPLITTINGS))}. Load the model from its original directory instead."
         )
-    if "merges" not in vocabulary:
-        raise LoadError(f"{path}: a 'gpt2' vocabulary needs tokenizer.ggml.merges, which the file does not have.")
-    splitting = _SPLITTINGS[name]
-    # A token may itself start with a space, so the separator is looked for behind the first character.
-    pairs = ((merge, merge.find(" ", 1)) for merge in vocabulary["merges"])
-    merges = [(merge[:space], merge[space + 1 :]) for merge, space in pairs]
-    try:
-        model = models.BPE(_token_ids(tokens), merges, ignore_merges=splitting.whole_words)
-    except Exception as error:  # tokenizers raises bare Exception
-        raise LoadError(f"{path}: the merges do not fit the vocabulary ({error}); the file is damaged.") from error
-    backend = Backend(model)
+    splitting = SPLITTINGS[name]
+    backend = Backend(_merging(vocabulary, tokens, path, ignore_merges=splitting.whole_words))
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if splitting.single_digits else []
-    if splitting.pattern is not None:
-        steps.append(pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=splitting.pattern is None))
+    steps += [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in splitting.patterns]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not splitting.patterns))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
     if splitting.normalizer is not None:
         backend.normalizer = splitting.normalizer
     return backend, splitting.add_bos
+
+
+def _with_marks(vocabulary: Mapping[str, Any], tokens: list[str], unknown: int | None, path: object) -> Backend:
+    """Runs of line breaks stand alone; else text is not split."""
+    words = {"unk_token": tokens[unknown] if unknown is not None else None, "fuse_unk": True, "byte_fallback": True}
+    backend = Backend(_merging(vocabulary, tokens, path, **words))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), behavior="isolated")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return backend
+
+
+def _merging(vocabulary: Mapping[str, Any], tokens: list[str], path: object, **words: Any) -> models.BPE:
+    if "merges" not in vocabulary:
+        raise LoadError(
+            f"{path}: a {vocabulary['model']!r} vocabulary needs tokenizer.ggml.merges, which the file does not have."
+        )
+    # A token may itself start with a space, so the separator is looked for behind the first character.
+    pairs = ((merge, merge.find(" ", 1)) for merge in vocabulary["merges"])
+    merges = [(merge[:space], merge[space + 1 :]) for merge, space in pairs]
+    try:
+        return models.BPE(_token_ids(tokens), merges, **words)
+    except Exception as error:  # tokenizers raises bare Exception
+        raise LoadError(f"{path}: the merges do not fit the vocabulary ({error}); the file is damaged.") from error
 
 
 def _sentencepiece(
