@@ -22,21 +22,33 @@ PERMUTED = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "granitehyb
 OFFSET = ("gemma", "gemma2", "gemma3", "qwen3next")
 
 
-def write(model: Any, arch: str, path: Path, change: Callable[[gguf.GGUFWriter, str], None] | None = None) -> Path:
-    """The model as a GGUF file. ``change``: what is done to the metadata, given the writer and the prefix of keys."""
+Type = gguf.GGMLQuantizationType
+
+
+def write(
+    model: Any,
+    arch: str,
+    path: Path,
+    type_of: Callable[[str], Type] = lambda name: Type.F32,
+    extra: dict[str, Tensor] | None = None,
+    **change: Any,
+) -> Path:
+    """The model as a GGUF file. ``type_of``: the type of a tensor. ``extra``: tensors besides. ``change``: fields
+    of its config that the file is written by."""
     model.save_pretrained(path.parent / "hub")
     tensors = {n: t for file in (path.parent / "hub").glob("*.safetensors") for n, t in load_file(file).items()}
     config = _by_name(model.config.get_text_config()) if arch == "gemma4" else model.config.get_text_config()
     writer = gguf.GGUFWriter(path, arch)
-    Metadata(writer, config, arch).write(tensors)
+    for field, value in change.items():
+        setattr(config, field, value)
+    Metadata(writer, config, arch).write()
     vocabulary(writer)
-    if change is not None:
-        change(writer, arch + ".")
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, _enum(arch)), config.num_hidden_layers + 1)
-    for name, tensor in converted(tensors, config, arch):
+    for name, tensor in [*converted(tensors, config, arch), *(extra or {}).items()]:
         found = names.get_name(name, try_suffixes=(".weight", ".bias", ".scale")) or name
         assert found.startswith(("blk.", "token_embd", "output", "position", "rope_", "per_layer", "altup")), name
-        writer.add_tensor(found, tensor.float().contiguous().numpy())
+        values, kind = tensor.float().contiguous().numpy(), type_of(found)
+        writer.add_tensor(found, gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -73,7 +85,7 @@ class Metadata:
     def get(self, *names: str) -> Any:
         return next((v for n in names if (v := getattr(self.c, n, None)) is not None), None)
 
-    def write(self, tensors: dict[str, Tensor]) -> None:
+    def write(self) -> None:
         self.common()
         own = getattr(self, self.arch.replace("-", "_"), None)
         if own is not None:
@@ -270,7 +282,8 @@ class Metadata:
         self.w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         self.w.add_expert_weights_scale(self.c.routed_scaling_factor)
         self.w.add_expert_weights_norm(self.c.norm_topk_prob)
-        self.w.add_nextn_predict_layers(0)
+        self.w.add_nextn_predict_layers(getattr(self.c, "further", 0))
+        self.w.add_block_count(self.c.num_hidden_layers + getattr(self.c, "further", 0))
 
     def deepseek2(self) -> None:
         c, w = self.c, self.w
@@ -280,10 +293,15 @@ class Metadata:
         if c.q_lora_rank is not None:
             w.add_q_lora_rank(c.q_lora_rank)
         w.add_kv_lora_rank(c.kv_lora_rank)
-        w.add_key_length(c.kv_lora_rank + c.qk_rope_head_dim)
-        w.add_value_length(c.kv_lora_rank)
-        w.add_key_length_mla(c.qk_nope_head_dim + c.qk_rope_head_dim)
-        w.add_value_length_mla(c.v_head_dim)
+        keys = c.qk_nope_head_dim + c.qk_rope_head_dim
+        if hasattr(c, "whole_keys"):  # as converters before 2025-04
+            w.add_key_length(keys)
+            w.add_value_length(c.v_head_dim)
+        else:
+            w.add_key_length(c.kv_lora_rank + c.qk_rope_head_dim)
+            w.add_value_length(c.kv_lora_rank)
+            w.add_key_length_mla(keys)
+            w.add_value_length_mla(c.v_head_dim)
         w.add_expert_shared_count(c.n_shared_experts)
         w.add_expert_weights_scale(c.routed_scaling_factor)
         if c.norm_topk_prob:
@@ -393,7 +411,7 @@ def _changed(name: str, tensor: Tensor, config: Any, arch: str) -> Named:
         tensor = tensor.unflatten(0, (config.num_attention_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
     if name.endswith("in_proj_qkvz.weight"):
         yield from _split_qkvz(block, tensor, config)
-    elif name.endswith("kv_b_proj.weight"):
+    elif name.endswith("kv_b_proj.weight") and not hasattr(config, "whole_keys"):
         both = tensor.unflatten(0, (config.num_attention_heads, -1))
         keys, values = both.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
         yield name.replace("kv_b", "k_b"), keys.transpose(1, 2)
