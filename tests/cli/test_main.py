@@ -69,5 +69,5 @@ def test_models_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert all(m["install"].startswith("pip install") for m in found["embedded"])
     assert found["hub"] == [{"repo": "org/model", "architecture": "XForCausalLM", "bytes": 7, "supported": False}]
     families = {f["family"]: f for f in found["supported"]}
-    assert families["llama"]["gguf"] == ["llama"] and families["llama4"]["gguf"] == []
+    assert families["llama"]["gguf"] == ["llama"] and families["olmo"]["gguf"] == ["olmo2", "olmoe"]
     assert "Gemma3ForCausalLM" in families["gemma3"]["architectures"]

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import gguf
 import pytest
+import torch
 
 import exactkv
 from exactkv.errors import LoadError
@@ -22,7 +23,7 @@ from exactkv.models.plan import plan_reading
 from tests.models.cases import CASES
 from tests.models.cases_dense import DENSE, FULL, SLIDING, yarn
 from tests.models.cases_mixtures import MIXTURES
-from tests.models.gguf_converter import write
+from tests.models.gguf_converter import Type, write
 from tests.models.oracle import BOUND, Case, difference, oracle_logits, tokens
 from tests.models.test_recurrent_oracle import CASES as RECURRENT
 from tests.models.test_recurrent_oracle import GRANITE as HYBRID
@@ -119,6 +120,45 @@ def test_logits(converted: tuple[Case, Any, Path]) -> None:
     for length in (case.lengths[-1], 9):
         ids = tokens(2, length)
         assert difference(model(ids, max_length=length), oracle_logits(oracle, ids)) <= BOUND
+
+
+def test_experts_of_four_bits(tmp_path: Path) -> None:
+    oracle = built(replace(BY_NAME["gpt-oss"], fields={**BY_NAME["gpt-oss"].fields, "intermediate_size": 64}))
+    path = write(
+        oracle, "gpt-oss", tmp_path / "model.gguf",
+        lambda name: Type.MXFP4 if name.endswith("exps.weight") else Type.Q8_0 if "attn_q.w" in name else Type.F32,
+    )  # fmt: skip
+    weights = exactkv.load(path, dtype="float32", device="cpu").decoder.weights
+    experts = oracle.model.layers[0].mlp.experts
+    gate_up, down = experts.gate_up_proj.transpose(1, 2), experts.down_proj.transpose(1, 2)
+    for ours, theirs in (
+        ("gate_up", torch.cat([gate_up[:, 0::2], gate_up[:, 1::2]], dim=1)),
+        ("down", down),
+    ):
+        rounded = gguf.quants.dequantize(gguf.quants.quantize(theirs.detach().numpy(), Type.MXFP4), Type.MXFP4)
+        assert torch.equal(weights[f"layers.0.mlp.experts.{ours}.weight"], torch.from_numpy(rounded))
+    query = oracle.model.layers[0].self_attn.q_proj.weight
+    torch.testing.assert_close(weights["layers.0.attention.qkv.weight"][:32], query, atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "change"), [("deepseek2", "deepseek-v2", "whole_keys"), ("glm4moe", "glm4-moe-plain", "further")]
+)
+def test_other_forms(arch: str, name: str, change: str, tmp_path: Path) -> None:
+    """Keys and values in one tensor, as older files have them; a layer that predicts further tokens."""
+    case = BY_NAME[name]
+    oracle, ids = built(case), tokens(2, 9)
+    expected = oracle_logits(oracle, ids)
+    extra = {f"blk.3.{part}.weight": torch.ones(32, 32) for part in ("nextn.eh_proj", "attn_q")}
+    path = write(oracle, arch, tmp_path / "model.gguf", extra=extra if change == "further" else None, **{change: 1})
+    assert difference(exactkv.load(path, dtype="float32", device="cpu")(ids), expected) <= BOUND
+
+
+def test_layers_that_the_metadata_do_not_speak_of_are_an_error(converted: tuple[Case, Any, Path]) -> None:
+    _, _, path = converted
+    key = next(key for key in GGUFFile(path).metadata if key.endswith(".block_count"))
+    with pytest.raises(LoadError):
+        meaning(path, lambda metadata: metadata.update({key: metadata[key] - 1}))
 
 
 def meaning(path: Path, change: Callable[[dict[str, Any]], object] = lambda metadata: None) -> Any:

@@ -28,10 +28,10 @@ class Stored:
 
 
 def layout(tensors: Mapping[str, TensorInfo], arch: Architecture, config: Mapping[str, Any]) -> dict[str, Stored]:
-    """The tensors of the model, by name; those of layers that are not its own (which predict further tokens) are not
-    listed."""
+    """The tensors of the model, by name, without those of layers that predict further tokens."""
     count = config.get("num_hidden_layers", config.get("n_layer", 0))
-    own = {name: info for name, info in tensors.items() if not name.startswith("blk.") or _layer(name) < count}
+    further = {_block(name) for name in tensors if ".nextn." in name and int(_block(name)) >= count}
+    own = {name: info for name, info in tensors.items() if _block(name) not in further}
     found = {name: _stored(info, arch, config) for name, info in own.items()}
     for name in own:
         prefix, _, ending = name.rpartition(".attn_")
@@ -43,9 +43,9 @@ def layout(tensors: Mapping[str, TensorInfo], arch: Architecture, config: Mappin
     return found
 
 
-def _layer(name: str) -> int:
-    number = name.split(".", 2)[1]
-    return int(number) if number.isdecimal() else 0
+def _block(name: str) -> str:
+    """The number of a tensor's layer; "" for those of the whole model."""
+    return name.split(".", 2)[1] if name.startswith("blk.") else ""
 
 
 def _stored(info: TensorInfo, arch: Architecture, config: Mapping[str, Any]) -> Stored:
