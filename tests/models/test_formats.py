@@ -115,8 +115,24 @@ def fp8_blocks(rows: int, columns: int, seed: int) -> Written:
     return {"weight": stored, "weight_scale_inv": scale}, weight
 
 
-def compressed(bits: int) -> dict[str, Any]:
-    weights = {"num_bits": bits, "strategy": "group"}
+def fp8_structured(rows: int, columns: int, seed: int) -> Written:
+    stored, weight = fp8_blocks(rows, columns, seed)
+    return {"weight": stored["weight"], "weight_scale": stored["weight_scale_inv"]}, weight
+
+
+def gptq_uneven(rows: int, columns: int, seed: int) -> Written:
+    """Without "g_idx", groups of 20 inputs, of which the last is cut off."""
+    numbers, groups = draws(columns, rows, 16, seed), -(-columns // 20)
+    zeros, scale, order = draws(groups, rows, 15, seed + 1), scales(groups, rows, seed), list(range(8))
+    weight = torch.empty(rows, columns)
+    for o in range(rows):
+        for i in range(columns):
+            weight[o, i] = (numbers[i][o] - (zeros[i // 20][o] + 1)) * float(scale[i // 20, o])
+    return {"qweight": packed(numbers, 4, order, 0), "qzeros": packed(zeros, 4, order, 1), "scales": scale}, weight
+
+
+def compressed(bits: int, strategy: str = "channel", **fields: Any) -> dict[str, Any]:
+    weights = {"num_bits": bits, "strategy": strategy, **fields}
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
 
 
@@ -126,11 +142,13 @@ FORMATS = {
     "gptq-no-order": (gptq(4, 1, False), {"quant_method": "gptq", "bits": 4}),
     "gptq-8": (gptq(8, 1, True), {"quant_method": "gptq", "bits": 8}),
     "gptq-2-v2": (gptq(2, 0, True), {"quant_method": "gptq", "bits": 2, "checkpoint_format": "gptq_v2"}),
-    "pack-quantized": (pack_quantized(True), compressed(4)),
-    "pack-quantized-zeros": (pack_quantized(False), compressed(4)),
+    "pack-quantized": (pack_quantized(True), compressed(4, "group", group_size=GROUP)),
+    "pack-quantized-zeros": (pack_quantized(False), compressed(4, "group", group_size=GROUP)),
     "int-quantized": (int8, compressed(8)),
     "naive-quantized-zeros": (int8_with_zeros, compressed(8)),
     "float-quantized": (fp8_rows, compressed(8)),
+    "float-quantized-blocks": (fp8_structured, compressed(8, "block", block_structure=[10, 12])),
+    "gptq-uneven": (gptq_uneven, {"quant_method": "gptq", "bits": 4, "group_size": 20}),
     "fp8-blocks": (fp8_blocks, {"quant_method": "fp8", "weight_block_size": [10, 12]}),
     "fp8-rows": (fp8_rows, {"quant_method": "fp8"}),
 }
@@ -214,6 +232,67 @@ def test_mxfp4_experts(tmp_path: Path) -> None:
 )
 def test_other_formats_are_refused(model_dir: Path, fields: dict[str, Any], expected: str) -> None:
     assert expected in refusal(change_config(model_dir, quantization_config=fields))
+
+
+CUT = {
+    "scale of fewer rows": ("pack-quantized", "weight_scale", lambda t: t[:-1]),
+    "scale of fewer groups": ("pack-quantized", "weight_scale", lambda t: t[:, :-1]),
+    "zeros of fewer groups": ("pack-quantized-zeros", "weight_zero_point", lambda t: t[:, :-1]),
+    "group below 0": ("gptq", "g_idx", lambda t: t - 1),
+    "group too high": ("gptq", "g_idx", lambda t: t + 1),
+    "groups of fewer inputs": ("gptq", "g_idx", lambda t: t[:-1]),
+    "scales of fewer groups": ("gptq", "scales", lambda t: t[:-1]),
+    "zeros of fewer outputs": ("gptq", "qzeros", lambda t: t[:, :-1]),
+    "scales of one axis": ("awq", "scales", lambda t: t[0]),
+    "words of one axis": ("pack-quantized", "weight_packed", lambda t: t[0]),
+    "words that are floats": ("pack-quantized", "weight_packed", lambda t: t.float()),
+    "blocks of another size": ("float-quantized-blocks", "weight_scale", lambda t: t[:, :-1]),
+    "inverse scales of another size": ("fp8-blocks", "weight_scale_inv", lambda t: t[:-1]),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_parts_that_do_not_fit_are_refused(model_dir: Path, name: str) -> None:
+    """Scales of another shape than the config says: never a guess at what they are for, and no traceback."""
+    written, part, change = CUT[name]
+    write, fields = FORMATS[written]
+
+    def quantize(tensors: dict[str, Tensor]) -> None:
+        weight = "model.layers.0.mlp.down_proj.weight"
+        for n in [n for n in tensors if n.endswith("_proj.weight")]:
+            stored, _ = write(*tensors.pop(n).shape, 0)
+            if n == weight:
+                stored[part] = change(stored[part]).contiguous()
+            tensors.update({n.removesuffix("weight") + p: t for p, t in stored.items()})
+
+    change_tensors(model_dir, quantize)
+    assert "model.layers.0.mlp.down_proj" in refusal(change_config(model_dir, quantization_config=fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"quant_method": "compressed-tensors", "config_groups": ["x"]},
+        {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": "x"}}},
+        compressed(8, "tensor_group"),
+        compressed(8, "group", group_size=0),
+        compressed(8, "block", block_structure="x"),
+        {"quant_method": "fp8", "weight_block_size": "x"},
+        {"quant_method": "fp8", "weight_block_size": [0, 0]},
+        {"quant_method": "gptq", "bits": "x"},
+    ],
+    ids=str,
+)
+def test_configs_that_make_no_sense_are_refused(model_dir: Path, fields: dict[str, Any]) -> None:
+    write = FORMATS["gptq" if fields["quant_method"] == "gptq" else "float-quantized"][0]
+
+    def quantize(tensors: dict[str, Tensor]) -> None:
+        for n in [n for n in tensors if n.endswith("_proj.weight")]:
+            stored, _ = write(*tensors.pop(n).shape, 0)
+            tensors.update({n.removesuffix("weight") + p: t for p, t in stored.items()})
+
+    change_tensors(model_dir, quantize)
+    assert "quantiz" in refusal(change_config(model_dir, quantization_config=fields))
 
 
 def test_a_missing_part_is_named(model_dir: Path) -> None:

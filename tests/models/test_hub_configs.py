@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from exactkv.cache import FullAttention, SlidingWindow
+from exactkv.errors import LoadError
 from exactkv.models.families import find_family
-from exactkv.models.load import read_spec
+from exactkv.models.load import read_spec, text_config
 from exactkv.models.shapes import shape_config, shape_names
 from exactkv.models.spec import DecoderSpec, LongRope, MlpSpec, MoeSpec, YarnScaling
 
@@ -85,3 +88,32 @@ def test_text_models_within_larger_ones(name: str) -> None:
     if kind == "gemma3n":
         assert [layer.shares for layer in found.layers[18:22]] == [None, None, 18, 18]
         assert found.layers[24].shares == 19 and found.layers[29].shares == 19
+
+
+def test_null_means_the_same_within_a_larger_config() -> None:
+    scout = {**shape_config("llama-4-scout", 4), "attention_chunk_size": None}
+    outer = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "text_config": scout}
+    for config in (scout, outer):
+        family, fields = text_config(config)
+        assert {str(x.attention.pattern) for x in read_spec(family, fields).layers if x.attention} == {"full"}
+
+
+@pytest.mark.parametrize("part", [0.5, 2.0, "x", True])
+def test_a_part_of_the_head_that_the_family_does_not_turn_is_refused(part: Any) -> None:
+    for name in ("llama-3.1-8b", "qwen3-0.6b", "gemma-2-2b"):
+        with pytest.raises(LoadError, match="partial_rotary_factor"):
+            config = {**shape_config(name), "partial_rotary_factor": part}
+            read_spec(find_family(config), config)
+    if part != 0.5:
+        with pytest.raises(LoadError, match="partial_rotary_factor"):
+            read_spec(find_family(GLM), {**GLM, "partial_rotary_factor": part})
+
+
+GLM = shape_config("glm-4-9b-0414")
+
+
+def test_rope_types_that_contradict_each_other_are_refused() -> None:
+    scaling = {"type": "linear", "rope_type": "dynamic", "factor": 2.0}
+    config = {**shape_config("qwen3-0.6b"), "rope_scaling": scaling}
+    with pytest.raises(LoadError, match="dynamic and linear"):
+        read_spec(find_family(config), config)

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from exactkv.errors import LoadError
+from exactkv.models.load import read_spec
+from exactkv.models.load import text_config as read_config
+from exactkv.models.shapes import shape_config, shape_names, shape_spec
+from exactkv.models.spec import DecoderSpec
+from exactkv.verify.configs import read_config as read_file
 from exactkv.verify.layout import by_rule, layer_count, with_default_rules
 from exactkv.verify.shrink import describe_layers, shrink, text_config
 from exactkv.verify.targets import transformers_calls as calls
+from exactkv.verify.targets.exactkv import tiny
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -258,3 +266,23 @@ def test_attention_matters_in_random_models(name):
     tokens = torch.randint(1, 97, (12,), generator=torch.Generator().manual_seed(0)).tolist()
     a, b = calls.full(model, [tokens])[0], calls.full(model, [[(tokens[0] + 7) % 97, *tokens[1:]]])[0]
     assert abs(a[5] - b[5]).max() > 0.05
+
+
+@pytest.mark.parametrize("name", shape_names())
+def test_our_engine_reads_every_real_config_made_tiny(name: str, tmp_path: Path) -> None:
+    """So `exactkv verify config.json` runs for each; every kind of layer is still there."""
+    (tmp_path / "config.json").write_text(json.dumps(shape_config(name)))
+    config = read_file(str(tmp_path / "config.json"))
+    assert config is not None
+    family, fields = read_config(tiny(config))
+    small, whole = read_spec(family, fields), shape_spec(name)
+
+    def kinds(spec: DecoderSpec) -> set[tuple[str, bool]]:
+        return {
+            (type(x.attention.pattern).__name__ if x.attention else "", x.recurrent is not None) for x in spec.layers
+        }
+
+    assert kinds(small) == kinds(whole)
+    with pytest.raises(LoadError, match="surprise"):
+        family, fields = read_config(tiny({**config, "surprise": 3}))
+        read_spec(family, fields)

@@ -170,7 +170,10 @@ def text_config(config: Mapping[str, Any]) -> tuple[Family, dict[str, Any]]:
     if not isinstance(inner, dict):
         raise LoadError(f"config of a {family.name} model: {family.nested} = {inner!r}; expected an object")
     outer = {name: config[name] for name in ("tie_word_embeddings", "dtype", "torch_dtype") if name in config}
-    return family, {**outer, **{name: value for name, value in inner.items() if value is not None}}
+    said = {
+        name: value for name, value in inner.items() if value is not None or name not in outer
+    }  # null may mean "none"
+    return family, {**outer, **said}
 
 
 def read_spec(family: Family, fields: Mapping[str, Any], accept_fields: Collection[str] = ()) -> DecoderSpec:

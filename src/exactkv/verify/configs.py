@@ -48,8 +48,9 @@ def _check(config: dict[str, Any], path: Path) -> None:
     for fields in texts:
         for name in _SIZES & fields.keys():
             value = fields[name]
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31):
-                raise LoadError(f"{path}: {name} = {value!r}; expected a size, an integer of 0 or more")
+            each = value if isinstance(value, list) and value else [value]  # some models have a size for each layer
+            if value is not None and not all(type(v) is int and 0 <= v < 2**31 for v in each):
+                raise LoadError(f"{path}: {name} = {value!r:.80}; expected a size, an integer of 0 or more")
         if (fields.get("num_hidden_layers") or 0) > MOST_LAYERS:
             raise LoadError(
                 f"{path}: num_hidden_layers = {fields['num_hidden_layers']}; at most {MOST_LAYERS} make sense"

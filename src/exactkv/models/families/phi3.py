@@ -19,7 +19,7 @@ NAMES = {
 
 def spec(config: Config) -> DecoderSpec:
     shape = heads(config)
-    turned = rope(config, shape["head_dim"])
+    turned = rope(config, shape["head_dim"], partial=1.0)
     config.expect("attention_bias", False, default=False)
     config.expect("mlp_bias", False, default=False)
     config.ignore("original_max_position_embeddings")

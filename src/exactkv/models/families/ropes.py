@@ -29,11 +29,12 @@ def rope(
     head_dim: int,
     base: float = 10_000.0,
     interleaved: bool = False,
-    partial: float = 1.0,
+    partial: float | None = None,
     others: tuple[str, ...] = (),
 ) -> RopeSpec:
-    """The one rope of a config. ``base``, ``partial`` (the part of the head that turns): what no field means.
-    ``others``: fields of its dict that the caller reads."""
+    """The one rope of a config. ``base``, ``partial`` (the part of the head that turns): what no field means;
+    ``partial`` is None for a family whose whole head turns, so that another part is an error. ``others``: fields of
+    its dict that the caller reads."""
     fields = {**config.take("rope_scaling", {}), **config.take("rope_parameters", {})}
     fields = {name: value for name, value in fields.items() if name not in others}
     bases = {b for b in (config.take("rope_theta", None), fields.pop("rope_theta", None)) if b is not None}
@@ -42,8 +43,18 @@ def rope(
             f"config of a {config.family} model: rope_theta is {' and '.join(map(str, sorted(bases)))}, at the top "
             "and in rope_parameters; keep the one that the model was trained with"
         )
-    partial = fields.pop("partial_rotary_factor", config.take("partial_rotary_factor", partial))
-    return rope_of(config, fields, head_dim, float(bases.pop() if bases else base), interleaved, partial)
+    part = fields.pop(
+        "partial_rotary_factor", config.take("partial_rotary_factor", 1.0 if partial is None else partial)
+    )
+    _check_part(config, part, partial is not None)
+    return rope_of(config, fields, head_dim, float(bases.pop() if bases else base), interleaved, part)
+
+
+def _check_part(config: Config, part: Any, any_part: bool) -> None:
+    fits = isinstance(part, int | float) and not isinstance(part, bool) and (0 < part <= 1 if any_part else part == 1)
+    if not fits:
+        expected = "a number above 0, at most 1" if any_part else "1: the whole head turns in this family"
+        raise LoadError(f"config of a {config.family} model: partial_rotary_factor is {part!r}, expected {expected}")
 
 
 def ropes_of_kinds(
@@ -55,10 +66,12 @@ def ropes_of_kinds(
     if "full_attention" in per_kind:
         config.ignore("rope_parameters", "rope_theta", "rope_scaling", local_base)
         given = {kind: dict(per_kind[kind]) for kind in head_dims}
+        for fields in given.values():
+            if fields.get("rope_type") != "proportional":
+                _check_part(config, fields.pop("partial_rotary_factor", 1.0), False)
         return {
             kind: rope_of(
-                config, fields, head_dims[kind], float(fields.pop("rope_theta", bases[kind])),
-                partial=1.0 if fields.get("rope_type") == "proportional" else fields.pop("partial_rotary_factor", 1.0),
+                config, fields, head_dims[kind], float(fields.pop("rope_theta", bases[kind]))
             )
             for kind, fields in given.items()
         }  # fmt: skip
@@ -76,6 +89,9 @@ def rope_of(
     partial: float = 1.0,
 ) -> RopeSpec:
     """What the fields of a "rope_scaling" dict mean; they are checked as the config's are."""
+    named = {str(fields[name]) for name in ("type", "rope_type") if fields.get(name) is not None}
+    if len(named - {"su", "longrope"}) > 1 and "short_factor" not in fields:
+        raise LoadError(f"config of a {config.family} model: rope's type is {' and '.join(sorted(named))}; keep one")
     inner = Config({k: v for k, v in fields.items() if k != "type"}, f"{config.family} rope")
     kind = inner.expect("rope_type", *KINDS, default=fields.get("type", "default"))
     kind = "longrope" if "short_factor" in fields else kind  # once called "su", and "yarn"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from exactkv.errors import LoadError
-from exactkv.models.formats.recipe import Recipe, Shapes, ending, spread, stems
+from exactkv.models.formats.recipe import Block, Recipe, Shapes, block_of, ending, spread, stems, whole, whole_number
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The numbers of 4 bits (OCP Microscaling Formats, section 5.3.3)."""
@@ -17,40 +17,37 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 
 def fp8(fields: Mapping[str, Any], shapes: Shapes) -> tuple[dict[str, Recipe], set[str]]:
     """DeepSeek V3's: "weight" times "weight_scale_inv", a number a block of "weight_block_size"."""
-    block = fields.get("weight_block_size") or [128, 128]
+    block = block_size("weight_block_size", fields.get("weight_block_size") or [128, 128])
     recipes = {}
     for stem in stems(shapes, ".weight_scale_inv"):
         name, scale = f"{stem}.weight", f"{stem}.weight_scale_inv"
-        shape = shapes.get(name, ())
-        expected = tuple(-(-size // b) for size, b in zip(shape[-2:], block, strict=False))
-        if len(shapes[scale]) and shapes[scale][-2:] != expected:
-            raise LoadError(f"{scale} is {list(shapes[scale])}, expected {list(expected)} for blocks of {block}")
-        recipes[name] = Recipe(shape, (name, scale), blocks(*block))
+        if name in shapes:
+            found = block_of(scale, shapes[name], shapes[scale], (block, whole(shapes[name])))
+            recipes[name] = Recipe(shapes[name], (name, scale), scaled(found))
     for stem in stems(shapes, ".weight_scale"):  # a number a tensor or a row, as others write them
-        name = f"{stem}.weight"
-        recipes[name] = Recipe(shapes.get(name, ()), (name, f"{stem}.weight_scale"), scaled)
+        name, scale = f"{stem}.weight", f"{stem}.weight_scale"
+        if name in shapes:
+            rows, columns = whole(shapes[name])
+            declared = (block,) if fields.get("weight_block_size") else ()
+            found = block_of(scale, shapes[name], shapes[scale], ((rows, columns), (1, columns), *declared))
+            recipes[name] = Recipe(shapes[name], (name, scale), scaled(found))
     return recipes, ending(shapes, ".input_scale", ".activation_scale")
 
 
-def blocks(rows: int, columns: int) -> Any:
-    """Multiply blocks of so many rows and columns."""
+def block_size(name: str, given: Any) -> Block:
+    """A block as configs give it. Raises LoadError."""
+    if not isinstance(given, list | tuple) or len(given) != 2:
+        raise LoadError(f"quantization_config: {name} is {given!r}, expected [rows, columns]")
+    return whole_number(name, given[0]), whole_number(name, given[1])
+
+
+def scaled(block: Block) -> Any:
+    """Multiply by a number for each block."""
 
     def compute(out: Tensor, weight: Tensor, scale: Tensor) -> None:
-        scale = scale.to(torch.float32)
-        if scale.dim() >= 2:
-            scale = scale.repeat_interleave(rows, -2)[..., : weight.shape[-2], :]
-            scale = scale.repeat_interleave(columns, -1)[..., : weight.shape[-1]]
-        out.copy_(weight.to(torch.float32) * scale)
+        out.copy_(weight.to(torch.float32) * spread(scale, tuple(weight.shape), block))
 
     return compute
-
-
-def scaled(out: Tensor, weight: Tensor, scale: Tensor) -> None:
-    """Multiply by a scale a tensor, a row, or a group of a row."""
-    scale = scale.to(torch.float32)
-    if scale.numel() == 1:
-        scale = scale.reshape((1,) * weight.dim())
-    out.copy_(weight.to(torch.float32) * spread(scale, tuple(weight.shape)))
 
 
 def mxfp4(fields: Mapping[str, Any], shapes: Shapes) -> tuple[dict[str, Recipe], set[str]]:

@@ -10,105 +10,186 @@ from torch import Tensor
 
 from exactkv.errors import LoadError
 from exactkv.models.formats import floats
-from exactkv.models.formats.recipe import Recipe, Shapes, ending, per_word, spread, stems, unpacked
+from exactkv.models.formats.recipe import (
+    Block,
+    Recipe,
+    Shapes,
+    block_of,
+    ending,
+    group_blocks,
+    per_word,
+    spread,
+    stems,
+    unpacked,
+    whole,
+    whole_number,
+)
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the columns 0 … 7 lie in a word of AWQ's (AutoAWQ, "gemm" version)."""
 
 
 def compressed(fields: Mapping[str, Any], shapes: Shapes) -> tuple[dict[str, Recipe], set[str]]:
-    """compressed-tensors: packed ("weight_packed", zeros packed along the rows), or an int8 or fp8 "weight"."""
-    groups = [g.get("weights") or {} for g in (fields.get("config_groups") or {}).values()]
-    bits = {int(g.get("num_bits", 8)) for g in groups}
+    """compressed-tensors: packed ("weight_packed", zeros packed along the rows), or an int8 or fp8 "weight". Scales
+    are a number a tensor, a row ("channel"), a "group" of a row, or a "block"."""
+    groups = fields.get("config_groups") or {}
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+        raise LoadError(f"quantization_config: config_groups is {groups!r:.80}, expected an object of objects")
+    weights = [group["weights"] for group in groups.values() if group.get("weights")]
+    if not all(isinstance(w, dict) for w in weights):
+        raise LoadError(f"quantization_config: the weights of config_groups are {weights!r:.80}, expected objects")
+    bits = {whole_number("num_bits", w.get("num_bits", 8)) for w in weights}
     if len(bits) > 1:
         raise LoadError(f"the weights are quantized (compressed-tensors) with {sorted(bits)} bits; expected one number")
     width = bits.pop() if bits else 8
     recipes = {}
     for stem in stems(shapes, ".weight_scale"):
-        name, parts = f"{stem}.weight", [f"{stem}.weight", f"{stem}.weight_scale"]
-        zero, order = f"{stem}.weight_zero_point", f"{stem}.weight_g_idx"
-        if f"{stem}.weight_packed" in shapes:
-            rows, words = shapes[f"{stem}.weight_packed"]
+        name, scale = f"{stem}.weight", f"{stem}.weight_scale"
+        zero, order, words = f"{stem}.weight_zero_point", f"{stem}.weight_g_idx", f"{stem}.weight_packed"
+        optional = [n for n in (zero, order) if n in shapes]
+        if words in shapes:
+            if len(shapes[words]) != 2:
+                raise LoadError(f"{words} has the shape {list(shapes[words])}, expected [rows, words]")
             # The true number of columns is stored as "weight_shape"; it differs where the last word is not full.
-            parts[0] = f"{stem}.weight_packed"
-            optional = [n if n in shapes else "" for n in (zero, order)]
-            recipe = Recipe(
-                (rows, words * per_word(width, "compressed-tensors")),
-                (*parts, *(n for n in optional if n)),
-                _packed(width, bool(optional[0]), bool(optional[1])),
-            )
-            recipes[name] = recipe
-        elif zero in shapes:
-            recipes[name] = Recipe(shapes[name], (*parts, zero), _affine)
-        else:
-            recipes[name] = Recipe(shapes[name], tuple(parts), floats.scaled)
+            shape = (shapes[words][0], shapes[words][1] * per_word(width, "compressed-tensors"))
+            block = block_of(scale, shape, shapes[scale], _blocks(weights, shape))
+            compute = _packed(width, zero in shapes, order in shapes, block)
+            recipes[name] = Recipe(shape, (words, scale, *optional), compute)
+        elif name in shapes:
+            block = block_of(scale, shapes[name], shapes[scale], _blocks(weights, shapes[name]))
+            compute = _affine(block) if zero in shapes else floats.scaled(block)
+            recipes[name] = Recipe(shapes[name], (name, scale, *((zero,) if zero in shapes else ())), compute)
     return recipes, ending(shapes, ".weight_shape", ".input_scale", ".input_zero_point", ".k_scale", ".v_scale")
 
 
-def _packed(bits: int, has_zero: bool, has_order: bool) -> Any:
+def _blocks(weights: list[dict[str, Any]], shape: tuple[int, ...]) -> list[Block]:
+    """The blocks that the strategies of the config's groups mean; none where it does not say."""
+    rows, columns = whole(shape)
+    found: list[Block] = []
+    for given in weights:
+        match given.get("strategy"):
+            case None:
+                found += group_blocks(given, columns)
+            case "tensor":
+                found.append((rows, columns))
+            case "channel":
+                found.append((1, columns))
+            case "group":
+                found.append((1, whole_number("group_size", given.get("group_size"))))
+            case "block":
+                found.append(floats.block_size("block_structure", given.get("block_structure")))
+            case other:
+                raise LoadError(
+                    f"the weights are quantized (compressed-tensors) with the strategy {other!r}; supported are "
+                    "tensor, channel, group and block"
+                )
+    return list(dict.fromkeys(found))
+
+
+def _packed(bits: int, has_zero: bool, has_order: bool, block: Block) -> Any:
     half = 2 ** (bits - 1)
 
     def compute(out: Tensor, words: Tensor, scale: Tensor, *others: Tensor) -> None:
         numbers = unpacked(words, bits, 1) - half
         zero = unpacked(others[0], bits, 0)[: scale.shape[0]] - half if has_zero else torch.zeros_like(scale)
-        scale, zero = scale.to(torch.float32), zero.to(torch.float32)
-        if has_order:
-            group = others[-1].long()
-            scale, zero = scale[:, group], zero[:, group]
+        if zero.shape != scale.shape:
+            raise LoadError(f"zeros of shape {list(zero.shape)} for scales of {list(scale.shape)}")
         shape = tuple(numbers.shape)
-        out.copy_((numbers - spread(zero, shape)) * spread(scale, shape))
+        if has_order:
+            group = indices(others[-1], scale.shape[1], shape[1])
+            scale, zero = scale[:, group].to(torch.float32), zero[:, group].to(torch.float32)
+        out.copy_((numbers - spread(zero, shape, block)) * spread(scale, shape, block))
 
     return compute
 
 
-def _affine(out: Tensor, numbers: Tensor, scale: Tensor, zero: Tensor) -> None:
-    shape = tuple(numbers.shape)
-    scale, zero = (t.to(torch.float32).reshape(t.shape if t.dim() == 2 else (-1, 1)) for t in (scale, zero))
-    out.copy_((numbers.to(torch.float32) - spread(zero, shape)) * spread(scale, shape))
+def _affine(block: Block) -> Any:
+    def compute(out: Tensor, numbers: Tensor, scale: Tensor, zero: Tensor) -> None:
+        if zero.numel() != scale.numel():
+            raise LoadError(f"zeros of shape {list(zero.shape)} for scales of {list(scale.shape)}")
+        shape = tuple(numbers.shape)
+        out.copy_((numbers.to(torch.float32) - spread(zero, shape, block)) * spread(scale, shape, block))
+
+    return compute
+
+
+def indices(order: Tensor, groups: int, inputs: int) -> Tensor:
+    """The group of each input ("g_idx"), checked."""
+    if order.shape != (inputs,) or not 0 <= int(order.min()) <= int(order.max()) < groups:
+        raise LoadError(
+            f"g_idx has the shape {list(order.shape)} or a number outside 0 to {groups - 1}; expected one for each of "
+            f"{inputs} inputs; the files are damaged"
+        )
+    return order.long()
 
 
 def awq(fields: Mapping[str, Any], shapes: Shapes) -> tuple[dict[str, Recipe], set[str]]:
     """AWQ (arXiv 2306.00978) as AutoAWQ packs it: [in, out / 8] words of 4 bits, in an order of their own."""
-    version, bits = str(fields.get("version", "gemm")).lower(), int(fields.get("bits", fields.get("w_bit", 4)))
+    version = str(fields.get("version") or "gemm").lower()
+    bits = whole_number("bits", fields.get("bits", fields.get("w_bit", 4)))
     if version != "gemm" or bits != 4:
         raise LoadError(f"the weights are quantized (awq, {version}, {bits} bits); supported is gemm with 4 bits")
     recipes = {}
     for stem in stems(shapes, ".qweight"):
-        inputs, words = shapes[f"{stem}.qweight"]
+        inputs, words = matrix(f"{stem}.qweight", shapes)
         parts = tuple(f"{stem}.{part}" for part in ("qweight", "qzeros", "scales"))
-        recipes[f"{stem}.weight"] = Recipe((words * 8, inputs), parts, _awq)
+        block = _group(fields, shapes, stem, inputs, words * 8)
+        recipes[f"{stem}.weight"] = Recipe((words * 8, inputs), parts, _awq(block))
     return recipes, set()
 
 
-def _awq(out: Tensor, weight: Tensor, zeros: Tensor, scales: Tensor) -> None:
+def matrix(name: str, shapes: Shapes) -> tuple[int, int]:
+    if len(shapes[name]) != 2:
+        raise LoadError(f"{name} has the shape {list(shapes[name])}, expected two axes")
+    return shapes[name][0], shapes[name][1]
+
+
+def _group(fields: Mapping[str, Any], shapes: Shapes, stem: str, inputs: int, outputs: int) -> Block:
+    """Of "scales" [groups, outputs]: how many inputs have one, and 1."""
+    name = f"{stem}.scales"
+    if name not in shapes:
+        return 1, 1  # reading will say that it is missing
+    allowed = [(size, 1) for _, size in group_blocks(fields, inputs)]
+    return block_of(name, (inputs, outputs), shapes[name], allowed)
+
+
+def _awq(block: Block) -> Any:
     order = torch.tensor(AWQ_ORDER)
-    numbers, zero = (unpacked(t, 4, 1).unflatten(1, (-1, 8))[..., order].flatten(1) for t in (weight, zeros))
-    shape = tuple(numbers.shape)
-    zero, scale = spread(zero.to(torch.float32), shape), spread(scales.to(torch.float32), shape)
-    out.copy_(((numbers - zero) * scale).t())
+
+    def compute(out: Tensor, weight: Tensor, zeros: Tensor, scales: Tensor) -> None:
+        numbers, zero = (unpacked(t, 4, 1).unflatten(1, (-1, 8))[..., order].flatten(1) for t in (weight, zeros))
+        if zero.shape != scales.shape:
+            raise LoadError(f"zeros of shape {list(zero.shape)} for scales of {list(scales.shape)}")
+        shape = tuple(numbers.shape)
+        out.copy_(((numbers - spread(zero, shape, block)) * spread(scales, shape, block)).t())
+
+    return compute
 
 
 def gptq(fields: Mapping[str, Any], shapes: Shapes) -> tuple[dict[str, Recipe], set[str]]:
     """GPTQ (arXiv 2210.17323) as AutoGPTQ packs it: [in / n, out] words; zeros less 1, but not in "gptq_v2"; each
     input's group in "g_idx"."""
-    bits = int(fields.get("bits", 4))
+    bits = whole_number("bits", fields.get("bits", 4))
     count = per_word(bits, "gptq")
     shift = 0 if fields.get("checkpoint_format", "gptq") == "gptq_v2" else 1
     recipes = {}
     for stem in stems(shapes, ".qweight"):
-        words, outputs = shapes[f"{stem}.qweight"]
+        words, outputs = matrix(f"{stem}.qweight", shapes)
         parts = [f"{stem}.{part}" for part in ("qweight", "qzeros", "scales")]
         parts += [f"{stem}.g_idx"] if f"{stem}.g_idx" in shapes else []
-        recipes[f"{stem}.weight"] = Recipe((outputs, words * count), tuple(parts), _gptq(bits, shift))
+        size, _ = _group(fields, shapes, stem, words * count, outputs)
+        recipes[f"{stem}.weight"] = Recipe((outputs, words * count), tuple(parts), _gptq(bits, shift, size))
     return recipes, set()
 
 
-def _gptq(bits: int, shift: int) -> Any:
+def _gptq(bits: int, shift: int, size: int) -> Any:
     def compute(out: Tensor, weight: Tensor, zeros: Tensor, scales: Tensor, order: Tensor | None = None) -> None:
         numbers = unpacked(weight, bits, 0)  # [in, out]
         zero, scale = (unpacked(zeros, bits, 1) + shift).to(torch.float32), scales.to(torch.float32)  # [groups, out]
-        if order is None:
-            order = torch.arange(len(numbers)) // -(-len(numbers) // len(scale))
-        out.copy_(((numbers - zero[order.long()]) * scale[order.long()]).t())
+        if zero.shape != scale.shape:
+            raise LoadError(f"zeros of shape {list(zero.shape)} for scales of {list(scale.shape)}")
+        order = torch.arange(len(numbers)) // size if order is None else order
+        group = indices(order, len(scale), len(numbers))
+        out.copy_(((numbers - zero[group]) * scale[group]).t())
 
     return compute

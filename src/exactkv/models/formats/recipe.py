@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,13 +32,63 @@ def unpacked(words: Tensor, bits: int, axis: int) -> Tensor:
     return numbers.flatten(axis, axis + 1)
 
 
-def spread(scale: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``scale``, each of whose numbers holds for a block of a tensor of ``shape``, at the tensor's size; the last
-    block of an axis may be cut off."""
-    for axis, size in enumerate(shape):
-        blocks = scale.shape[axis]
-        if blocks not in (1, size):
-            scale = scale.repeat_interleave(-(-size // blocks), axis).narrow(axis, 0, size)
+Block = tuple[int, int]
+"""How many rows and columns of a weight have one scale."""
+
+
+def whole(shape: tuple[int, ...]) -> Block:
+    """The block that is all of a weight [..., rows, columns]."""
+    return (shape[-2], shape[-1]) if len(shape) > 1 else (1, 1)
+
+
+def block_of(name: str, shape: tuple[int, ...], stored: tuple[int, ...], allowed: Iterable[Block] = ()) -> Block:
+    """The block for each number of a scale ``name`` of shape ``stored``, which is for a weight [..., rows, columns].
+
+    ``allowed``: blocks that the config may mean, of which the last of an axis may be cut off. Without any, blocks
+    must divide the weight. Never a guess: raises LoadError where the scale has another shape.
+    """
+    if len(shape) < 2:
+        raise LoadError(f"{name} is for a weight of shape {list(shape)}, expected [rows, columns]")
+    rows, columns = shape[-2:]
+    alike = len(stored) == len(shape) and stored[:-2] == shape[:-2]
+    given = (1, 1) if stored in ((), (1,)) else (*stored, 1) if len(stored) == 1 else stored[-2:] if alike else None
+    for block in allowed:
+        if given == (-(-rows // block[0]), -(-columns // block[1])):
+            return block
+    divide = given is not None and all(given) and rows % given[0] == 0 and columns % given[1] == 0
+    if given is None or not divide or allowed:
+        means = " or ".join(f"blocks of {b[0]} x {b[1]}" for b in allowed) or "blocks that divide it"
+        raise LoadError(
+            f"{name} has the shape {list(stored)}, which does not fit a weight of {rows} x {columns} with {means}, as "
+            "the quantization config says; the files are damaged, or the config is another model's"
+        )
+    return rows // given[0], columns // given[1]
+
+
+def group_blocks(fields: Mapping[str, Any], columns: int) -> tuple[Block, ...]:
+    """The block by "group_size" (-1: a whole row); none where the config does not say."""
+    size = fields.get("group_size", fields.get("q_group_size"))
+    if size is None:
+        return ()
+    return ((1, columns if whole_number("group_size", size, -1) <= 0 else size),)
+
+
+def whole_number(name: str, value: Any, least: int = 1) -> int:
+    """``value``, if it is an integer of at least ``least``; else LoadError."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise LoadError(f"quantization_config: {name} is {value!r}, expected an integer of {least} or more")
+    return value
+
+
+def spread(scale: Tensor, shape: tuple[int, ...], block: Block) -> Tensor:
+    """``scale``, each of whose numbers holds for ``block`` of a tensor of ``shape``, at the tensor's size, in float32;
+    the last block of an axis may be cut off."""
+    scale = scale.to(torch.float32)
+    scale = scale.reshape((1,) * len(shape)) if scale.numel() == 1 else scale
+    scale = scale.unsqueeze(-1) if scale.dim() == 1 else scale
+    for axis in (-2, -1):
+        if scale.shape[axis] not in (1, shape[axis]):
+            scale = scale.repeat_interleave(block[axis], axis).narrow(axis, 0, shape[axis])
     return scale.expand(shape)
 
 

@@ -73,4 +73,12 @@ class QuantizedSource(DirectorySource):
                 f"{self.path}: tensor {name!r} has the shape {list(recipe.shape)}; "
                 f"it was to be written into {list(out.shape)}."
             )
-        recipe.compute(out, *(self.stored(part) for part in recipe.parts))
+        try:
+            recipe.compute(out, *(self.stored(part) for part in recipe.parts))
+        except LoadError as error:
+            raise LoadError(f"{self.path}: {name!r} cannot be computed: {error}") from None
+        except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+            raise LoadError(
+                f"{self.path}: {name!r} cannot be computed from {', '.join(recipe.parts)}, whose shapes or dtypes do "
+                f"not fit ({error}); the files are damaged, or their format is another"
+            ) from error

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from exactkv.cache import Cache, ChunkedAttention, SlidingWindow, join, recurrent
 from exactkv.generation import stream
+from exactkv.models.config import Config
 from exactkv.models.load import load as load_model
 from exactkv.models.load import read_spec, text_config
 from exactkv.models.model import Model
@@ -27,12 +28,23 @@ SMALL = 5_000_000
 def load(model: str, *, dtype: str = "float32", seed: int = 0) -> ExactKVTarget:
     """``model``: what `exactkv.load` takes, or a config.json (or a directory with nothing else): then a tiny
     random model of its architecture."""
-    from exactkv.verify.shrink import shrink
-
     config = read_config(model)
     if config is None:
         return ExactKVTarget(load_model(model, device="cpu", dtype=dtype, progress=False))
-    return from_recipe({"config": shrink(config, seed), "seed": seed, "dtype": dtype})
+    return from_recipe({"config": tiny(config, seed), "seed": seed, "dtype": dtype})
+
+
+def tiny(config: dict[str, Any], seed: int = 0) -> dict[str, Any]:
+    """The shrunken config, without fields that shrinking has added and this family does not read: engines differ in
+    which they ask for. What the config itself says and nobody reads stays an error."""
+    from exactkv.verify import shrink
+
+    small = shrink.shrink(config, seed)
+    family, fields = text_config(small)
+    reader = Config(fields, family.name)
+    family.spec(reader)
+    strange = set(reader.unknown()) - shrink.text_config(config).keys()
+    return {name: value for name, value in small.items() if name not in strange}
 
 
 def from_recipe(recipe: dict[str, Any]) -> ExactKVTarget:
