@@ -40,6 +40,7 @@ __all__ = [
     "SlidingWindow",
     "join",
     "load",
+    "load_cache",
     "stream",
     "verify",
 ]
@@ -47,6 +48,7 @@ __all__ = [
 _MODULES = {
     "exactkv.cache": (
         "AttentionPattern", "Cache", "CheckpointPolicy", "ChunkedAttention", "FullAttention", "SlidingWindow", "join",
+        "load_cache",
     ),
     "exactkv.errors": ("ExactKVError", "InputError", "IntegrityError", "LoadError"),
     "exactkv.generation": ("Sampling", "stream"),

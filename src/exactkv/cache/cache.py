@@ -8,20 +8,21 @@ another refers to the same row takes private memory for what it adds. Not for us
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from exactkv.cache import checkpoint, integrity, recurrent, report
+from exactkv.cache import checkpoint, file, integrity, recurrent, report
 from exactkv.cache import row as records
 from exactkv.cache.checkpoint import CheckpointPolicy
-from exactkv.cache.checks import check_lengths, is_int, listed, require
+from exactkv.cache.checks import check_lengths, check_rows, check_targets, is_int, require
 from exactkv.cache.layer import AttentionLayer
 from exactkv.cache.place import Policy
 from exactkv.cache.row import CacheSpec, Owner, Row
 from exactkv.cache.storage import DenseStorage
 from exactkv.cache.uncached import make_positions
-from exactkv.cache.view import NOTHING, Placement, Step
+from exactkv.cache.view import Step
 from exactkv.errors import InputError, IntegrityError
 
 
@@ -68,7 +69,7 @@ class Cache:
 
     def tokens(self, row: int) -> list[int]:
         """The token ids that row was fed, as many as its length."""
-        (index,) = self._indices([row])
+        (index,) = check_rows([row], self.batch_size)
         state = self._rows[index]
         return state.owner.log[: state.length]
 
@@ -132,20 +133,10 @@ class Cache:
                     f"{self.max_length}. Start a new cache, or load the model with a larger maximum."
                 )
         self._take_ownership()
-        placements: list[list[Placement]] = [[] for _ in self.spec.zones]
-        rows = []
-        for row, count in zip(self._rows, counts, strict=True):
-            runs = []
-            for z, zone in enumerate(self.spec.zones):
-                run, placement = row.runs[z], NOTHING
-                if count:
-                    run, placement = self._policy.place(zone, run, row.length, count)
-                runs.append(run)
-                placements[z].append(placement)
-            rows.append(replace(row, runs=tuple(runs)))
-        self._rows = tuple(rows)
+        rows, placements = records.placed(self.spec, self._policy, self._rows, counts)
+        self._rows = rows
         if self.storage.poison:
-            self._poison()
+            records.poison(self.spec, self.storage, rows)
         starts = tuple(row.length for row in rows)
         positions = make_positions(starts, width, self.storage.device)
         given = [list(t) for t in tokens] if tokens is not None else [[] for _ in rows]
@@ -170,16 +161,8 @@ class Cache:
         rows = []
         for r, (row, count) in enumerate(zip(self._rows, step.counts, strict=True)):
             if count:
-                if len(step.tokens[r]) != count:
-                    raise IntegrityError(f"row {r} was fed {count} rows for {len(step.tokens[r])} token ids")
-                del row.owner.log[row.length :]
-                row.owner.log.extend(step.tokens[r])
-                runs = tuple(p[r].after or row.runs[z] for z, p in enumerate(step.placements))
-                length, states = row.length + count, row.states
-                if self.spec.recurrent:
-                    states = recurrent.advanced(states, step, r, length, self.slack, len(self.spec.recurrent))
-                row = Row(row.owner, length, runs, states, row.checkpoints)
-                if self._checkpoint_policy.every and length % self._checkpoint_policy.every == 0:
+                row = records.fed(self.spec, self._policy, row, step, r)
+                if self._checkpoint_policy.every and row.length % self._checkpoint_policy.every == 0:
                     row = records.checkpointed(self.spec, self._policy, row, "", self._checkpoint_policy)
             rows.append(row)
         self._rows, self._step = tuple(rows), None
@@ -189,7 +172,9 @@ class Cache:
     def standing(self, to: int | Sequence[int]) -> list[int]:
         """For each row the greatest position <= ``to`` from which going on is exact: what ``rewind`` would
         reach. ``to``: an int for all rows, or one a row; each from 0 to the row's length."""
-        return [records.standing(self.spec, *at) for at in zip(self._rows, self._targets(to), strict=True)]
+        return [
+            records.standing(self.spec, *at) for at in zip(self._rows, check_targets(to, self.lengths), strict=True)
+        ]
 
     def rewind(self, to: int | Sequence[int]) -> list[int]:
         """Leave every layer at one same position ``reached`` <= ``to``, from which going on is exact.
@@ -211,7 +196,7 @@ class Cache:
         ``label``: such as "message"; labelled ones are kept longest where ``checkpoint_policy`` has a limit.
         All are filed or none."""
         require(isinstance(label, str), "label", label, "a text")
-        chosen = self._indices(range(self.batch_size) if rows is None else rows)
+        chosen = check_rows(range(self.batch_size) if rows is None else rows, self.batch_size)
         made = list(self._rows)
         for r in dict.fromkeys(chosen):
             made[r] = records.checkpointed(self.spec, self._policy, made[r], label, self._checkpoint_policy)
@@ -220,13 +205,13 @@ class Cache:
 
     def checkpoints(self, row: int) -> list[int]:
         """The positions of that row's checkpoints, in order."""
-        (index,) = self._indices([row])
+        (index,) = check_rows([row], self.batch_size)
         return [c.position for c in self._rows[index].checkpoints]
 
     def next_checkpoint(self, row: int) -> int | None:
         """Where a call has to end for ``checkpoint_policy.every`` to file that row's next checkpoint; None if there
         is none to come."""
-        (index,) = self._indices([row])
+        (index,) = check_rows([row], self.batch_size)
         every, forgets = self._checkpoint_policy.every, self.spec.forgets
         if every is None or not forgets:
             return None
@@ -248,11 +233,11 @@ class Cache:
     def select(self, rows: Iterable[int]) -> Cache:
         """A cache of these rows, in this order; a row named twice goes on twice. References are moved, rows
         are not copied; both caches can be used from then on, each on its own."""
-        return self._like(tuple(self._rows[r] for r in self._indices(rows)), [self])
+        return self._like(tuple(self._rows[r] for r in check_rows(rows, self.batch_size)), [self])
 
     def drop(self, rows: Iterable[int]) -> Cache:
         """A cache without these rows."""
-        dropped = set(self._indices(rows))
+        dropped = set(check_rows(rows, self.batch_size))
         return self.select([r for r in range(self.batch_size) if r not in dropped])
 
     def fork(self, n: int) -> Cache:
@@ -272,6 +257,12 @@ class Cache:
         made._hold(rows)
         return made
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the cache to one file, from which ``exactkv.load_cache(path, model)`` goes on bit for bit, also in
+        another process; a file that is there is replaced when all is written. Checkpoints are saved with it.
+        Raises InputError where there is no such directory, OSError where it cannot be written."""
+        file.save(self, path)
+
     # Within.
 
     def _hold(self, rows: tuple[Row, ...]) -> None:
@@ -288,13 +279,7 @@ class Cache:
             return
         rows = list(self._rows)
         for r, row in enumerate(rows):
-            others = [c for c in row.owner.caches if c is not self]
-            shared = (
-                any(run.memory.shared for run in row.runs)
-                or any(other.owner is row.owner for c in others for other in c._rows)
-                or any(other.owner is row.owner for i, other in enumerate(rows) if i != r)
-            )
-            if shared:
+            if self._is_shared(r, rows):
                 runs = tuple(
                     self._policy.detached(zone, run, row.length)
                     for zone, run in zip(self.spec.zones, row.runs, strict=True)
@@ -303,60 +288,18 @@ class Cache:
         self._hold(tuple(rows))
         self._exclusive = True
 
+    def _is_shared(self, r: int, rows: Sequence[Row] | None = None) -> bool:
+        """Whether something else refers to row ``r`` (of ``rows``, by default its own), so that it must not write
+        where it stands."""
+        rows = self._rows if rows is None else rows
+        row = rows[r]
+        return not self._exclusive and (
+            any(run.memory.shared for run in row.runs)
+            or any(other.owner is row.owner for c in row.owner.caches if c is not self for other in c._rows)
+            or any(other.owner is row.owner for i, other in enumerate(rows) if i != r)
+        )
+
     def _void_step(self) -> None:
         if self._step is not None:
             self._step.void = True
             self._step = None
-
-    def _targets(self, to: int | Sequence[int]) -> list[int]:
-        targets = list(to) if isinstance(to, Sequence) else [to] * self.batch_size
-        if len(targets) != self.batch_size:
-            raise InputError(
-                f"to names {len(targets)} positions; expected one, or one for each of {self.batch_size} rows"
-            )
-        for r, (target, row) in enumerate(zip(targets, self._rows, strict=True)):
-            if not is_int(target) or not 0 <= target <= row.length:
-                raise InputError(
-                    f"cannot rewind row {r} to {target!r}; expected an integer from 0 to its length {row.length}"
-                )
-        return targets
-
-    def _indices(self, rows: Iterable[Any]) -> list[int]:
-        """Row numbers, negative ones counted from the end, each checked."""
-        given = listed("rows", rows)
-        for r in given:
-            if not is_int(r) or not -self.batch_size <= r < self.batch_size:
-                raise InputError(f"row {r!r} does not exist; this cache has the rows 0 to {self.batch_size - 1}")
-        return [r % self.batch_size for r in given]
-
-    def _poison(self) -> None:
-        for row in self._rows:
-            for zone, run in zip(self.spec.zones, row.runs, strict=True):
-                live_to = max(0, zone.clip(row.length) - run.origin)
-                live_from = min(run.first - run.origin, live_to)
-                for buffers in run.memory.buffers:
-                    self.storage.fill_dead(buffers, live_from, live_to)
-
-
-def join(caches: Iterable[Cache]) -> Cache:
-    """One cache of all rows of ``caches``, in order; they may have any lengths, and be empty.
-
-    They must be of the same model, dtype, device and maximum length. References are moved, rows are not
-    copied; the caches given can be used from then on, each on its own. The greatest slack holds.
-    """
-    given: list[Cache] = listed("caches", caches)
-    if not given:
-        raise InputError("join was given no caches; expected at least one")
-    for i, cache in enumerate(given):
-        if not isinstance(cache, Cache):
-            raise InputError(f"join was given {type(cache).__name__} at place {i}; expected caches")
-    head = given[0]
-    for i, cache in enumerate(given):
-        for what, mine, theirs in (
-            ("model", head.spec.identity, cache.spec.identity),
-            ("storage", replace(head.storage, poison=False), replace(cache.storage, poison=False)),
-            ("max_length", head.max_length, cache.max_length),
-        ):
-            if mine != theirs:
-                raise InputError(f"cache {i} differs from cache 0 in its {what}: {theirs} instead of {mine}")
-    return head._like(tuple(row for cache in given for row in cache._rows), given)

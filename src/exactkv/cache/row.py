@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -16,7 +16,9 @@ from exactkv.cache.pattern import AttentionPattern
 from exactkv.cache.place import Policy
 from exactkv.cache.recurrent import RecurrentLayer, State, StateParts
 from exactkv.cache.run import Memory, Run
-from exactkv.cache.storage import PartShapes
+from exactkv.cache.storage import DenseStorage, PartShapes
+from exactkv.cache.view import NOTHING, Placement, Step
+from exactkv.errors import IntegrityError
 
 if TYPE_CHECKING:
     from exactkv.cache.cache import Cache
@@ -27,7 +29,8 @@ class CacheSpec:
 
     ``layers``: each attention layer's pattern and parts, in the model's order. ``identity``: names the model, so
     that another model's cache is refused. ``max_length``: the most tokens a row may have, None for no limit.
-    ``recurrent``: the parts of each recurrent layer's state, in the model's order.
+    ``recurrent``: the parts of each recurrent layer's state, in the model's order. ``described``: the model in words,
+    for people who look into a saved cache; its "config" is compared too.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class CacheSpec:
         self.recurrent = tuple(RecurrentLayer(i, parts) for i, parts in enumerate(recurrent))
         self.identity = identity
         self.max_length = max_length
+        self.described: Mapping[str, str] = {}
 
     @property
     def forgets(self) -> bool:
@@ -69,6 +73,48 @@ class Row:
     runs: tuple[Run, ...]
     states: tuple[State, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
+
+
+def placed(
+    spec: CacheSpec, policy: Policy, rows: Iterable[Row], counts: Iterable[int]
+) -> tuple[tuple[Row, ...], list[list[Placement]]]:
+    """``rows``, their content unchanged, with room for ``counts`` more tokens, and placements[zone][row] for those."""
+    placements: list[list[Placement]] = [[] for _ in spec.zones]
+    made = []
+    for row, count in zip(rows, counts, strict=True):
+        runs = []
+        for z, zone in enumerate(spec.zones):
+            run, placement = row.runs[z], NOTHING
+            if count:
+                run, placement = policy.place(zone, run, row.length, count)
+            runs.append(run)
+            placements[z].append(placement)
+        made.append(replace(row, runs=tuple(runs)))
+    return tuple(made), placements
+
+
+def poison(spec: CacheSpec, storage: DenseStorage, rows: Iterable[Row]) -> None:
+    """Fill what private memory holds beside live rows."""
+    for row in rows:
+        for zone, run in zip(spec.zones, row.runs, strict=True):
+            live_to = max(0, zone.clip(row.length) - run.origin)
+            live_from = min(run.first - run.origin, live_to)
+            for buffers in run.memory.buffers:
+                storage.fill_dead(buffers, live_from, live_to)
+
+
+def fed(spec: CacheSpec, policy: Policy, row: Row, step: Step, r: int) -> Row:
+    """Row ``r`` after a step that all layers have written. Raises IntegrityError where something is missing."""
+    count = step.counts[r]
+    if len(step.tokens[r]) != count:
+        raise IntegrityError(f"row {r} was fed {count} rows for {len(step.tokens[r])} token ids")
+    del row.owner.log[row.length :]
+    row.owner.log.extend(step.tokens[r])
+    runs = tuple(p[r].after or row.runs[z] for z, p in enumerate(step.placements))
+    length, states = row.length + count, row.states
+    if spec.recurrent:
+        states = recurrent.advanced(states, step, r, length, policy.slack, len(spec.recurrent))
+    return Row(row.owner, length, runs, states, row.checkpoints)
 
 
 def standing(spec: CacheSpec, row: Row, position: int) -> int:

@@ -74,7 +74,9 @@ class Model:
         if settled not in self._cache_specs:
             variant = hashlib.sha256(repr(settled).encode()).hexdigest()
             identity = self.fingerprint if settled == self.decoder.ropes else f"{self.fingerprint} {variant}"
-            self._cache_specs[settled] = self.spec.cache_spec(identity)
+            made = self._cache_specs[settled] = self.spec.cache_spec(identity)
+            config = hashlib.sha256(repr(self.spec).encode()).hexdigest()
+            made.described = {"name": self.name, "family": self.spec.family, "config": config[:16]}
         return self._cache_specs[settled]
 
     def new_cache(
