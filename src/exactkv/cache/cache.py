@@ -103,9 +103,7 @@ class Cache:
 
     @slack.setter
     def slack(self, value: int) -> None:
-        require(
-            is_int(value) and value >= self.slack, "slack", value, f"{self.slack} or more: it is only raised"
-        )  # fmt: skip
+        require(is_int(value) and value >= self.slack, "slack", value, f"{self.slack} or more: it is only raised")
         self._policy = replace(self._policy, slack=value)
 
     def __repr__(self) -> str:
@@ -133,17 +131,16 @@ class Cache:
                     f"{self.max_length}. Start a new cache, or load the model with a larger maximum."
                 )
         self._take_ownership()
-        rows, placements = records.placed(self.spec, self._policy, self._rows, counts)
-        self._rows = rows
+        self._rows, placements = records.placed(self.spec, self._policy, self._rows, counts)
         if self.storage.poison:
-            records.poison(self.spec, self.storage, rows)
-        starts = tuple(row.length for row in rows)
+            records.poison(self.spec, self.storage, self._rows)
+        starts = tuple(row.length for row in self._rows)
         positions = make_positions(starts, width, self.storage.device)
-        given = [list(t) for t in tokens] if tokens is not None else [[] for _ in rows]
+        given = [list(t) for t in tokens] if tokens is not None else [[] for _ in starts]
         self._void_step()
         step = Step(starts, counts, width, positions, placements, self.storage, given)
         if self.spec.recurrent:
-            step.before = tuple(row.states[-1] if row.length else None for row in rows)
+            step.before = tuple(row.states[-1] if row.length else None for row in self._rows)
             step.keeps = tuple(
                 recurrent.kept_offsets(start, count, self.slack) for start, count in zip(starts, counts, strict=True)
             )
@@ -172,9 +169,8 @@ class Cache:
     def standing(self, to: int | Sequence[int]) -> list[int]:
         """For each row the greatest position <= ``to`` from which going on is exact: what ``rewind`` would
         reach. ``to``: an int for all rows, or one a row; each from 0 to the row's length."""
-        return [
-            records.standing(self.spec, *at) for at in zip(self._rows, check_targets(to, self.lengths), strict=True)
-        ]
+        targets = check_targets(to, self.lengths)
+        return [records.standing(self.spec, *at) for at in zip(self._rows, targets, strict=True)]
 
     def rewind(self, to: int | Sequence[int]) -> list[int]:
         """Leave every layer at one same position ``reached`` <= ``to``, from which going on is exact.
