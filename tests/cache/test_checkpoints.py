@@ -86,9 +86,9 @@ class HybridCheckpointMachine(CheckpointMachine):
 
 
 TestCheckpointMachine = CheckpointMachine.TestCase
-TestCheckpointMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestCheckpointMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestHybridCheckpointMachine = HybridCheckpointMachine.TestCase
-TestHybridCheckpointMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestHybridCheckpointMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 
 def filled(model, length=40, at=(), **options):

@@ -86,11 +86,12 @@ class Header:
         self.path = path
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
-        if size < 10 or not 2 <= length <= MOST_HEADER:
+        begins = file.read(1) == b"{"
+        if not begins or not 2 <= length <= MOST_HEADER:
             raise LoadError(f"{path} is not a saved cache: it does not begin as a safetensors file does")
         if length > size - 8:
             raise self._broken(f"truncated: its header alone has {length} bytes, the file {size}")
-        raw = file.read(length)
+        raw = b"{" + file.read(length - 1)
         try:
             entries = json.loads(raw)
             meta = entries.pop("__metadata__", {})
