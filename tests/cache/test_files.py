@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import safetensors
+import safetensors.torch
 import torch
 
 from exactkv import CheckpointPolicy, load_cache
