@@ -76,8 +76,7 @@ class Cache:
     @property
     def nbytes(self) -> int:
         """Bytes of device memory allocated for rows; what rows share is counted once."""
-        held = records.memories(self._rows), records.state_tensors(self._rows)
-        return sum(memory.nbytes for memory in held[0]) + sum(t.nbytes for t in held[1])
+        return sum(held.nbytes for held in (*records.memories(self._rows), *records.state_tensors(self._rows)))
 
     @property
     def checkpoint_nbytes(self) -> int:
@@ -208,8 +207,8 @@ class Cache:
         """Where a call has to end for ``checkpoint_policy.every`` to file that row's next checkpoint; None if there
         is none to come."""
         (index,) = check_rows([row], self.batch_size)
-        every, forgets = self._checkpoint_policy.every, self.spec.forgets
-        if every is None or not forgets:
+        every = self._checkpoint_policy.every
+        if every is None or not self.spec.forgets:
             return None
         position = (self._rows[index].length // every + 1) * every
         return position if self.max_length is None or position <= self.max_length else None
