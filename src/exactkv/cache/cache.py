@@ -76,7 +76,8 @@ class Cache:
     @property
     def nbytes(self) -> int:
         """Bytes of device memory allocated for rows; what rows share is counted once."""
-        return sum(held.nbytes for held in (*records.memories(self._rows), *records.state_tensors(self._rows)))
+        states = sum(state.nbytes for state in records.state_tensors(self._rows))
+        return states + sum(memory.nbytes for memory in records.memories(self._rows))
 
     @property
     def checkpoint_nbytes(self) -> int:
@@ -164,7 +165,6 @@ class Cache:
         self._rows, self._step = tuple(rows), None
 
     # Rewinding.
-
     def standing(self, to: int | Sequence[int]) -> list[int]:
         """For each row the greatest position <= ``to`` from which going on is exact: what ``rewind`` would
         reach. ``to``: an int for all rows, or one a row; each from 0 to the row's length."""
