@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from exactkv.cache import Cache as ExactCache
+from exactkv.cache import row as records
+from exactkv.cache.row import CacheSpec, Row
 from tests.faults.fault import Patches, fault, full, recurrent, sliding, tiny, toy
 from tests.tiny import FULL, chunk, window
 from tests.verify.toy.cache import Cache
@@ -17,10 +20,15 @@ from tests.verify.toy.rows import Rows, View
 def only_the_first_layer_is_asked(patch: Patches) -> None:
     """How far a rewind reaches is what layer 0 can do; windowed and chunked layers have lost their front."""
 
-    def faulty(self: ExactCache, row, position: int) -> int:
-        return self.spec.zones[0].standing(row.runs[0], position)
+    def standing(spec: CacheSpec, row: Row, position: int) -> int:
+        return spec.zones[0].standing(row.runs[0], position)
 
-    patch(ExactCache, "_standing", faulty)
+    def rewound(spec: CacheSpec, policy: object, row: Row, position: int) -> Row:
+        runs = tuple(zone.rewound(run, position) for zone, run in zip(spec.zones, row.runs, strict=True))
+        return replace(row, length=position, runs=runs)
+
+    patch(records, "standing", standing)
+    patch(records, "rewound", rewound)
 
 
 @fault("E", toy(full(), sliding(6)), ("steps", "rewind"))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from exactkv.cache import Cache, ChunkedAttention, SlidingWindow, join, recurrent
+from exactkv.cache import Cache, ChunkedAttention, SlidingWindow, join, load_cache
+from exactkv.cache.row import memories, state_tensors
+from exactkv.errors import LoadError
 from exactkv.generation import stream
 from exactkv.models.config import Config
 from exactkv.models.load import load as load_model
@@ -19,7 +22,7 @@ from exactkv.models.model import Model
 from exactkv.models.random import random_weights
 from exactkv.models.spec import LayerSpec
 from exactkv.verify.configs import read_config
-from exactkv.verify.target import Array, Completion, Generator, Layer, NotSupported, Request, Target, Tokens
+from exactkv.verify.target import Array, Completion, Generator, Layer, NotSupported, Refused, Request, Target, Tokens
 
 SMALL = 5_000_000
 """Parameters up to which a hundred calls take no time."""
@@ -152,9 +155,8 @@ class ExactKVTarget(Target):
         return cache.nbytes
 
     def nbytes(self, cache: Cache) -> int:
-        rows = [t for memory in cache._memories() for parts in memory.buffers for t in parts.values()]
-        states = recurrent.tensors(state for row in cache._rows for state in row.states)
-        return sum(t.nbytes for t in {id(t): t for t in [*rows, *states.values()]}.values())
+        rows = [t for memory in memories(cache._rows) for parts in memory.buffers for t in parts.values()]
+        return sum(t.nbytes for t in {id(t): t for t in [*rows, *state_tensors(cache._rows)]}.values())
 
     def rewind(self, cache: Cache, count: int) -> int:
         length = cache.lengths[0]
@@ -169,6 +171,21 @@ class ExactKVTarget(Target):
     def reset(self, cache: Cache) -> Cache:
         cache.rewind(0)
         return cache
+
+    def save(self, cache: Cache, path: Path) -> None:
+        cache.save(path)
+
+    def load(self, path: Path) -> Cache:
+        try:
+            return load_cache(path, self.model)
+        except LoadError as error:
+            raise Refused(str(error)) from error
+
+    def load_batch(self, path: Path, rows: int) -> Cache:
+        return self.load(path)
+
+    def identifies_model(self) -> bool:
+        return True
 
     def recipe(self) -> dict[str, Any]:
         if self._made is None:
