@@ -9,7 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from exactkv.cache import AttentionPattern, Cache, ChunkedAttention, FullAttention, SlidingWindow, join
+    from exactkv.cache import (
+        AttentionPattern,
+        Cache,
+        CheckpointPolicy,
+        ChunkedAttention,
+        FullAttention,
+        SlidingWindow,
+        join,
+    )
     from exactkv.errors import ExactKVError, InputError, IntegrityError, LoadError
     from exactkv.generation import Sampling, stream
     from exactkv.models.load import load
@@ -20,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AttentionPattern",
     "Cache",
+    "CheckpointPolicy",
     "ChunkedAttention",
     "ExactKVError",
     "FullAttention",
@@ -31,13 +40,15 @@ __all__ = [
     "SlidingWindow",
     "join",
     "load",
+    "load_cache",
     "stream",
     "verify",
 ]
 
 _MODULES = {
     "exactkv.cache": (
-        "AttentionPattern", "Cache", "ChunkedAttention", "FullAttention", "SlidingWindow", "join",
+        "AttentionPattern", "Cache", "CheckpointPolicy", "ChunkedAttention", "FullAttention", "SlidingWindow", "join",
+        "load_cache",
     ),
     "exactkv.errors": ("ExactKVError", "InputError", "IntegrityError", "LoadError"),
     "exactkv.generation": ("Sampling", "stream"),

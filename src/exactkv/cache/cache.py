@@ -8,65 +8,22 @@ another refers to the same row takes private memory for what it adds. Not for us
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
-from weakref import WeakSet
+from dataclasses import replace
+from typing import NoReturn
 
-import torch
-
-from exactkv.cache import integrity, recurrent, report
-from exactkv.cache.checks import check_lengths, is_int, listed, require
-from exactkv.cache.layer import AttentionLayer, arrange
-from exactkv.cache.pattern import AttentionPattern
+from exactkv.cache import checkpoint, file, integrity, recurrent, report
+from exactkv.cache import row as records
+from exactkv.cache.checkpoint import CheckpointPolicy
+from exactkv.cache.checks import check_lengths, check_rows, check_targets, is_int, require
+from exactkv.cache.layer import AttentionLayer
 from exactkv.cache.place import Policy
-from exactkv.cache.recurrent import RecurrentLayer, State, StateParts
-from exactkv.cache.run import Memory, Run
-from exactkv.cache.storage import DenseStorage, PartShapes
-from exactkv.cache.view import NOTHING, Fresh, Placement, Step
+from exactkv.cache.row import CacheSpec, Owner, Row
+from exactkv.cache.storage import DenseStorage
+from exactkv.cache.uncached import make_positions
+from exactkv.cache.view import Step
 from exactkv.errors import InputError, IntegrityError
-
-
-class CacheSpec:
-    """What a model's cache must hold.
-
-    ``layers``: each attention layer's pattern and parts, in the model's order. ``identity``: names the model, so
-    that another model's cache is refused. ``max_length``: the most tokens a row may have, None for no limit.
-    ``recurrent``: the parts of each recurrent layer's state, in the model's order.
-    """
-
-    def __init__(
-        self,
-        layers: Sequence[tuple[AttentionPattern, PartShapes]],
-        identity: str,
-        max_length: int | None = None,
-        recurrent: Sequence[StateParts] = (),
-    ):
-        self.layers, self.zones = arrange(layers)
-        self.recurrent = tuple(RecurrentLayer(i, parts) for i, parts in enumerate(recurrent))
-        self.identity = identity
-        self.max_length = max_length
-
-
-class Owner:
-    """What is one row's own, whichever states of it exist: the log of its tokens, and who refers to it."""
-
-    __slots__ = ("caches", "log")
-
-    def __init__(self, log: list[int]):
-        self.log = log
-        self.caches: WeakSet[Cache] = WeakSet()
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The state of one row: its length, what it holds in each zone, and of its recurrent layers the states at its
-    newest positions, its length's the last. Tokens are ``owner.log[:length]``."""
-
-    owner: Owner
-    length: int
-    runs: tuple[Run, ...]
-    states: tuple[State, ...] = ()
 
 
 class Cache:
@@ -74,7 +31,7 @@ class Cache:
 
     def __init__(
         self, spec: CacheSpec, batch_size: int, storage: DenseStorage, slack: int = 0, step: int = 256,
-        max_length: int | None = None,
+        max_length: int | None = None, checkpoints: CheckpointPolicy | None = None,
     ):  # fmt: skip
         require(is_int(batch_size) and batch_size >= 0, "batch_size", batch_size, "an integer >= 0")
         require(is_int(slack) and slack >= 0, "slack", slack, "an integer >= 0")
@@ -83,6 +40,7 @@ class Cache:
         fits = max_length is None or (is_int(max_length) and 1 <= max_length <= (limit or max_length))
         require(fits, "max_length", max_length, f"an integer from 1 to {limit or 'any'}: the model's limit")
         self.spec = spec
+        self.checkpoint_policy = CheckpointPolicy() if checkpoints is None else checkpoints
         self.max_length = limit if max_length is None else max_length
         self._policy = Policy(storage, step, slack, self.max_length, reserve=max_length is not None)
         self._rows: tuple[Row, ...] = ()
@@ -111,15 +69,30 @@ class Cache:
 
     def tokens(self, row: int) -> list[int]:
         """The token ids that row was fed, as many as its length."""
-        (index,) = self._indices([row])
+        (index,) = check_rows([row], self.batch_size)
         state = self._rows[index]
         return state.owner.log[: state.length]
 
     @property
     def nbytes(self) -> int:
         """Bytes of device memory allocated for rows; what rows share is counted once."""
-        states = recurrent.tensors(state for row in self._rows for state in row.states)
-        return sum(m.nbytes for m in self._memories()) + sum(t.nbytes for t in states.values())
+        held = records.memories(self._rows), records.state_tensors(self._rows)
+        return sum(memory.nbytes for memory in held[0]) + sum(t.nbytes for t in held[1])
+
+    @property
+    def checkpoint_nbytes(self) -> int:
+        """Bytes that checkpoints refer to, what they share counted once; part of ``nbytes``."""
+        return checkpoint.nbytes(c for row in self._rows for c in row.checkpoints)
+
+    @property
+    def checkpoint_policy(self) -> CheckpointPolicy:
+        """When checkpoints are filed by themselves and how many are kept; can be set, and holds from then on."""
+        return self._checkpoint_policy
+
+    @checkpoint_policy.setter
+    def checkpoint_policy(self, value: CheckpointPolicy) -> None:
+        require(isinstance(value, CheckpointPolicy), "checkpoints", value, "an exactkv.CheckpointPolicy")
+        self._checkpoint_policy = value
 
     @property
     def slack(self) -> int:
@@ -160,20 +133,10 @@ class Cache:
                     f"{self.max_length}. Start a new cache, or load the model with a larger maximum."
                 )
         self._take_ownership()
-        placements: list[list[Placement]] = [[] for _ in self.spec.zones]
-        rows = []
-        for row, count in zip(self._rows, counts, strict=True):
-            runs = []
-            for z, zone in enumerate(self.spec.zones):
-                run, placement = row.runs[z], NOTHING
-                if count:
-                    run, placement = self._policy.place(zone, run, row.length, count)
-                runs.append(run)
-                placements[z].append(placement)
-            rows.append(replace(row, runs=tuple(runs)))
-        self._rows = tuple(rows)
+        rows, placements = records.placed(self.spec, self._policy, self._rows, counts)
+        self._rows = rows
         if self.storage.poison:
-            self._poison()
+            records.poison(self.spec, self.storage, rows)
         starts = tuple(row.length for row in rows)
         positions = make_positions(starts, width, self.storage.device)
         given = [list(t) for t in tokens] if tokens is not None else [[] for _ in rows]
@@ -198,15 +161,9 @@ class Cache:
         rows = []
         for r, (row, count) in enumerate(zip(self._rows, step.counts, strict=True)):
             if count:
-                if len(step.tokens[r]) != count:
-                    raise IntegrityError(f"row {r} was fed {count} rows for {len(step.tokens[r])} token ids")
-                del row.owner.log[row.length :]
-                row.owner.log.extend(step.tokens[r])
-                runs = tuple(p[r].after or row.runs[z] for z, p in enumerate(step.placements))
-                length, states = row.length + count, row.states
-                if self.spec.recurrent:
-                    states = recurrent.advanced(states, step, r, length, self.slack, len(self.spec.recurrent))
-                row = Row(row.owner, length, runs, states)
+                row = records.fed(self.spec, self._policy, row, step, r)
+                if self._checkpoint_policy.every and row.length % self._checkpoint_policy.every == 0:
+                    row = records.checkpointed(self.spec, self._policy, row, "", self._checkpoint_policy)
             rows.append(row)
         self._rows, self._step = tuple(rows), None
 
@@ -215,7 +172,9 @@ class Cache:
     def standing(self, to: int | Sequence[int]) -> list[int]:
         """For each row the greatest position <= ``to`` from which going on is exact: what ``rewind`` would
         reach. ``to``: an int for all rows, or one a row; each from 0 to the row's length."""
-        return [self._standing(row, t) for row, t in zip(self._rows, self._targets(to), strict=True)]
+        return [
+            records.standing(self.spec, *at) for at in zip(self._rows, check_targets(to, self.lengths), strict=True)
+        ]
 
     def rewind(self, to: int | Sequence[int]) -> list[int]:
         """Leave every layer at one same position ``reached`` <= ``to``, from which going on is exact.
@@ -224,15 +183,40 @@ class Cache:
         Raises InputError where ``to`` is negative or more than a row's length.
         """
         reached = self.standing(to)
-        rows = []
-        for row, position in zip(self._rows, reached, strict=True):
-            if position < row.length:
-                runs = tuple(zone.rewound(run, position) for zone, run in zip(self.spec.zones, row.runs, strict=True))
-                row = Row(row.owner, position, runs, recurrent.rewound(row.states, position))
-            rows.append(row)
+        rows = tuple(records.rewound(self.spec, self._policy, *at) for at in zip(self._rows, reached, strict=True))
         self._void_step()
-        self._rows = tuple(rows)
+        self._rows = rows
         return reached
+
+    # Checkpoints.
+
+    def checkpoint(self, rows: Iterable[int] | None = None, label: str = "") -> list[int]:
+        """File a checkpoint of each row, or of ``rows``, at its length; returns those positions. Nothing is filed where
+        every layer can stand without one (full layers always, chunked ones at a boundary) or one is filed already.
+        ``label``: such as "message"; labelled ones are kept longest where ``checkpoint_policy`` has a limit.
+        All are filed or none."""
+        require(isinstance(label, str), "label", label, "a text")
+        chosen = check_rows(range(self.batch_size) if rows is None else rows, self.batch_size)
+        made = list(self._rows)
+        for r in dict.fromkeys(chosen):
+            made[r] = records.checkpointed(self.spec, self._policy, made[r], label, self._checkpoint_policy)
+        self._rows = tuple(made)
+        return [made[r].length for r in chosen]
+
+    def checkpoints(self, row: int) -> list[int]:
+        """The positions of that row's checkpoints, in order."""
+        (index,) = check_rows([row], self.batch_size)
+        return [c.position for c in self._rows[index].checkpoints]
+
+    def next_checkpoint(self, row: int) -> int | None:
+        """Where a call has to end for ``checkpoint_policy.every`` to file that row's next checkpoint; None if there
+        is none to come."""
+        (index,) = check_rows([row], self.batch_size)
+        every, forgets = self._checkpoint_policy.every, self.spec.forgets
+        if every is None or not forgets:
+            return None
+        position = (self._rows[index].length // every + 1) * every
+        return position if self.max_length is None or position <= self.max_length else None
 
     # Batches.
 
@@ -249,11 +233,11 @@ class Cache:
     def select(self, rows: Iterable[int]) -> Cache:
         """A cache of these rows, in this order; a row named twice goes on twice. References are moved, rows
         are not copied; both caches can be used from then on, each on its own."""
-        return self._like(tuple(self._rows[r] for r in self._indices(rows)), [self])
+        return self._like(tuple(self._rows[r] for r in check_rows(rows, self.batch_size)), [self])
 
     def drop(self, rows: Iterable[int]) -> Cache:
         """A cache without these rows."""
-        dropped = set(self._indices(rows))
+        dropped = set(check_rows(rows, self.batch_size))
         return self.select([r for r in range(self.batch_size) if r not in dropped])
 
     def fork(self, n: int) -> Cache:
@@ -265,12 +249,19 @@ class Cache:
         made = Cache.__new__(Cache)
         made.spec, made.max_length = self.spec, self.max_length
         made._policy = replace(self._policy, slack=max(c.slack for c in sources))
+        made._checkpoint_policy = self._checkpoint_policy
         made._step = None
         for source in sources:
             source._exclusive = False
         made._exclusive = False
         made._hold(rows)
         return made
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the cache to one file, from which ``exactkv.load_cache(path, model)`` goes on bit for bit, also in
+        another process; a file that is there is replaced when all is written. Checkpoints are saved with it.
+        Raises InputError where there is no such directory, OSError where it cannot be written."""
+        file.save(self, path)
 
     # Within.
 
@@ -288,117 +279,27 @@ class Cache:
             return
         rows = list(self._rows)
         for r, row in enumerate(rows):
-            others = [c for c in row.owner.caches if c is not self]
-            shared = (
-                any(run.memory.shared for run in row.runs)
-                or any(other.owner is row.owner for c in others for other in c._rows)
-                or any(other.owner is row.owner for i, other in enumerate(rows) if i != r)
-            )
-            if shared:
+            if self._is_shared(r, rows):
                 runs = tuple(
                     self._policy.detached(zone, run, row.length)
                     for zone, run in zip(self.spec.zones, row.runs, strict=True)
                 )
-                rows[r] = Row(Owner(row.owner.log[: row.length]), row.length, runs, row.states)
+                rows[r] = replace(row, owner=Owner(row.owner.log[: row.length]), runs=runs)
         self._hold(tuple(rows))
         self._exclusive = True
+
+    def _is_shared(self, r: int, rows: Sequence[Row] | None = None) -> bool:
+        """Whether something else refers to row ``r`` (of ``rows``, by default its own), so that it must not write
+        where it stands."""
+        rows = self._rows if rows is None else rows
+        row = rows[r]
+        return not self._exclusive and (
+            any(run.memory.shared for run in row.runs)
+            or any(other.owner is row.owner for c in row.owner.caches if c is not self for other in c._rows)
+            or any(other.owner is row.owner for i, other in enumerate(rows) if i != r)
+        )
 
     def _void_step(self) -> None:
         if self._step is not None:
             self._step.void = True
             self._step = None
-
-    def _standing(self, row: Row, position: int) -> int:
-        while True:
-            lowest = position
-            for zone, run in zip(self.spec.zones, row.runs, strict=True):
-                lowest = min(lowest, zone.standing(run, position))
-            if self.spec.recurrent:
-                lowest = min(lowest, recurrent.standing(row.states, position))
-            if lowest == position:
-                return position
-            position = lowest
-
-    def _targets(self, to: int | Sequence[int]) -> list[int]:
-        targets = list(to) if isinstance(to, Sequence) else [to] * self.batch_size
-        if len(targets) != self.batch_size:
-            raise InputError(
-                f"to names {len(targets)} positions; expected one, or one for each of {self.batch_size} rows"
-            )
-        for r, (target, row) in enumerate(zip(targets, self._rows, strict=True)):
-            if not is_int(target) or not 0 <= target <= row.length:
-                raise InputError(
-                    f"cannot rewind row {r} to {target!r}; expected an integer from 0 to its length {row.length}"
-                )
-        return targets
-
-    def _indices(self, rows: Iterable[Any]) -> list[int]:
-        """Row numbers, negative ones counted from the end, each checked."""
-        given = listed("rows", rows)
-        for r in given:
-            if not is_int(r) or not -self.batch_size <= r < self.batch_size:
-                raise InputError(f"row {r!r} does not exist; this cache has the rows 0 to {self.batch_size - 1}")
-        return [r % self.batch_size for r in given]
-
-    def _memories(self) -> list[Memory]:
-        found: dict[int, Memory] = {}
-        for row in self._rows:
-            for run in row.runs:
-                for memory in (run.memory, *(s.memory for s in run.segments)):
-                    found[id(memory)] = memory
-        return list(found.values())
-
-    def _poison(self) -> None:
-        for row in self._rows:
-            for zone, run in zip(self.spec.zones, row.runs, strict=True):
-                live_to = max(0, zone.clip(row.length) - run.origin)
-                live_from = min(run.first - run.origin, live_to)
-                for buffers in run.memory.buffers:
-                    self.storage.fill_dead(buffers, live_from, live_to)
-
-
-def join(caches: Iterable[Cache]) -> Cache:
-    """One cache of all rows of ``caches``, in order; they may have any lengths, and be empty.
-
-    They must be of the same model, dtype, device and maximum length. References are moved, rows are not
-    copied; the caches given can be used from then on, each on its own. The greatest slack holds.
-    """
-    given: list[Cache] = listed("caches", caches)
-    if not given:
-        raise InputError("join was given no caches; expected at least one")
-    for i, cache in enumerate(given):
-        if not isinstance(cache, Cache):
-            raise InputError(f"join was given {type(cache).__name__} at place {i}; expected caches")
-    head = given[0]
-    for i, cache in enumerate(given):
-        for what, mine, theirs in (
-            ("model", head.spec.identity, cache.spec.identity),
-            ("storage", replace(head.storage, poison=False), replace(cache.storage, poison=False)),
-            ("max_length", head.max_length, cache.max_length),
-        ):
-            if mine != theirs:
-                raise InputError(f"cache {i} differs from cache 0 in its {what}: {theirs} instead of {mine}")
-    return head._like(tuple(row for cache in given for row in cache._rows), given)
-
-
-def uncached_step(spec: CacheSpec, storage: DenseStorage, width: int, lengths: Sequence[int]) -> Step:
-    """A step with nothing before it and nothing kept: one full forward pass."""
-    counts = tuple(lengths)
-    placements: list[list[Placement]] = []
-    for zone in spec.zones:
-        row_placements = []
-        for count in counts:
-            low, high = zone.clip(0), zone.clip(count)
-            fresh = Fresh(low, low, high - low) if high > low else None
-            row_placements.append(Placement((), None, fresh, None))
-        placements.append(row_placements)
-    starts = (0,) * len(counts)
-    step = Step(starts, counts, width, make_positions(starts, width, storage.device), placements, storage)
-    step.before, step.stretches = (None,) * len(counts), recurrent.stretches((), counts, width)
-    return step
-
-
-def make_positions(starts: Sequence[int], width: int, device: torch.device) -> torch.Tensor:
-    """int64 [B, width]: each row's positions, from its start on."""
-    first = torch.tensor(starts, dtype=torch.int64, device=device)
-    return first[:, None] + torch.arange(width, device=device)

@@ -23,6 +23,26 @@ def check_lengths(lengths: Sequence[int] | None, batch: int, width: int) -> tupl
     return tuple(given)
 
 
+def check_rows(rows: Iterable[Any], batch: int) -> list[int]:
+    """Row numbers of a batch of so many rows, negative ones counted from the end, each checked."""
+    given = listed("rows", rows)
+    for r in given:
+        if not is_int(r) or not -batch <= r < batch:
+            raise InputError(f"row {r!r} does not exist; this cache has the rows 0 to {batch - 1}")
+    return [r % batch for r in given]
+
+
+def check_targets(to: int | Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """Where each row of these ``lengths`` shall go back to: ``to`` for all of them, or one a row."""
+    targets = list(to) if isinstance(to, Sequence) else [to] * len(lengths)
+    if len(targets) != len(lengths):
+        raise InputError(f"to names {len(targets)} positions; expected one, or one for each of {len(lengths)} rows")
+    for r, (target, length) in enumerate(zip(targets, lengths, strict=True)):
+        if not is_int(target) or not 0 <= target <= length:
+            raise InputError(f"cannot rewind row {r} to {target!r}; expected an integer from 0 to its length {length}")
+    return targets
+
+
 def is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 

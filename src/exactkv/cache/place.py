@@ -67,6 +67,15 @@ class Policy:
         segment = Segment(run.memory, run.origin, first, end)
         return Run(run.start, end, self._allocate(zone, 0), (*run.segments, segment))
 
+    def restored(self, zone: Zone, segments: tuple[Segment, ...], position: int) -> Run:
+        """A run of a bounded zone at ``position``: copies of the rows it needs there, in memory of its own."""
+        low, high = zone.needed_from(position), zone.clip(position)
+        held = Run(low, high, segments[0].memory, segments)
+        fresh = Run(low, low, self._allocate(zone, 0))
+        self._ensure(zone, fresh, high - low, (0, 0))
+        copy_rows(held, low, high, fresh.memory, low)
+        return fresh
+
     def _with_room(self, zone: Zone, run: Run, low: int, high: int) -> Run:
         """Room for the rows up to ``high`` in private memory if it may be had: by moving to the front what is
         held, where that frees enough, else by growing."""

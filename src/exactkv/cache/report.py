@@ -8,6 +8,7 @@ from exactkv.cache.recurrent import tensors
 
 if TYPE_CHECKING:
     from exactkv.cache.cache import Cache
+    from exactkv.cache.checkpoint import Checkpoint
 
 
 def describe(cache: Cache) -> str:
@@ -37,7 +38,14 @@ def describe(cache: Cache) -> str:
     for line in table:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
         lines.append("  " + "  ".join(cells).rstrip())
+    if any(row.checkpoints for row in cache._rows):
+        filed = ["[" + _some([_named(c) for c in row.checkpoints]) + "]" for row in cache._rows]
+        lines.append(f"  checkpoints at {_some(filed)}  {human_bytes(cache.checkpoint_nbytes)}")
     return "\n".join(lines)
+
+
+def _named(filed: Checkpoint) -> str:
+    return f"{filed.position} {filed.label}".rstrip()
 
 
 def human_bytes(n: int) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from exactkv.cache import Cache, CacheSpec, check_lengths, make_storage, uncached_step
+from exactkv.cache import Cache, CacheSpec, CheckpointPolicy, check_lengths, make_storage, uncached_step
 from exactkv.errors import InputError
 from exactkv.models.decoder import Decoder, check_logits
 from exactkv.models.spec import DecoderSpec, RopeSpec
@@ -74,7 +74,9 @@ class Model:
         if settled not in self._cache_specs:
             variant = hashlib.sha256(repr(settled).encode()).hexdigest()
             identity = self.fingerprint if settled == self.decoder.ropes else f"{self.fingerprint} {variant}"
-            self._cache_specs[settled] = self.spec.cache_spec(identity)
+            made = self._cache_specs[settled] = self.spec.cache_spec(identity)
+            config = hashlib.sha256(repr(self.spec).encode()).hexdigest()
+            made.described = {"name": self.name, "family": self.spec.family, "config": config[:16]}
         return self._cache_specs[settled]
 
     def new_cache(
@@ -84,6 +86,7 @@ class Model:
         slack: int = 0,
         max_length: int | None = None,
         step: int = 256,
+        checkpoints: CheckpointPolicy | None = None,
     ) -> Cache:
         """An empty cache of ``batch_size`` rows.
 
@@ -91,13 +94,14 @@ class Model:
         keep of earlier positions, so that slack + 1 tokens can be rewound. ``max_length``: the most tokens a row may
         have (default: the model's maximum); given, memory for them is reserved at once. Rope that depends on the
         length (long rope, dynamic NTK) follows it, so that a row's keys are all of one kind. ``step``: rows by which
-        memory grows at least.
+        memory grows at least. ``checkpoints``: when they are filed by themselves, and how many are kept (default:
+        only where `Cache.checkpoint` is called).
         Raises InputError where an argument does not fit.
         """
         poison = os.environ.get("EXACTKV_POISON", "0") not in ("", "0")
         kept = make_storage(storage, self.dtype, self.device, poison)
         spec = self._cache_spec(self._within_limit(max_length))
-        return Cache(spec, batch_size, kept, slack=slack, step=step, max_length=max_length)
+        return Cache(spec, batch_size, kept, slack, step, max_length, checkpoints)
 
     @torch.no_grad()
     def __call__(

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exactkv.cache import Cache, ChunkedAttention, SlidingWindow, join, recurrent
+from exactkv.cache import Cache, ChunkedAttention, SlidingWindow, join
+from exactkv.cache.row import memories, state_tensors
 from exactkv.generation import stream
 from exactkv.models.load import load as load_model
 from exactkv.models.load import read_spec, text_config
@@ -140,9 +141,8 @@ class ExactKVTarget(Target):
         return cache.nbytes
 
     def nbytes(self, cache: Cache) -> int:
-        rows = [t for memory in cache._memories() for parts in memory.buffers for t in parts.values()]
-        states = recurrent.tensors(state for row in cache._rows for state in row.states)
-        return sum(t.nbytes for t in {id(t): t for t in [*rows, *states.values()]}.values())
+        rows = [t for memory in memories(cache._rows) for parts in memory.buffers for t in parts.values()]
+        return sum(t.nbytes for t in {id(t): t for t in [*rows, *state_tensors(cache._rows)]}.values())
 
     def rewind(self, cache: Cache, count: int) -> int:
         length = cache.lengths[0]

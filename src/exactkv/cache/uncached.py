@@ -1,0 +1,35 @@
+"""A step with nothing before it, and the positions of any step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from exactkv.cache import recurrent
+from exactkv.cache.row import CacheSpec
+from exactkv.cache.storage import DenseStorage
+from exactkv.cache.view import Fresh, Placement, Step
+
+
+def uncached_step(spec: CacheSpec, storage: DenseStorage, width: int, lengths: Sequence[int]) -> Step:
+    """A step with nothing before it and nothing kept: one full forward pass."""
+    counts = tuple(lengths)
+    placements: list[list[Placement]] = []
+    for zone in spec.zones:
+        row_placements = []
+        for count in counts:
+            low, high = zone.clip(0), zone.clip(count)
+            fresh = Fresh(low, low, high - low) if high > low else None
+            row_placements.append(Placement((), None, fresh, None))
+        placements.append(row_placements)
+    starts = (0,) * len(counts)
+    step = Step(starts, counts, width, make_positions(starts, width, storage.device), placements, storage)
+    step.before, step.stretches = (None,) * len(counts), recurrent.stretches((), counts, width)
+    return step
+
+
+def make_positions(starts: Sequence[int], width: int, device: torch.device) -> torch.Tensor:
+    """int64 [B, width]: each row's positions, from its start on."""
+    first = torch.tensor(starts, dtype=torch.int64, device=device)
+    return first[:, None] + torch.arange(width, device=device)
