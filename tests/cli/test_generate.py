@@ -56,7 +56,8 @@ def test_json_has_it_all(model_dir: Path) -> None:
     assert found["model"].endswith(model_dir.name)
     generated = len(expected.tokens)
     assert found["usage"] == {
-        "prompt_tokens": 6, "completion_tokens": generated, "total_tokens": 6 + generated,
+        "prompt_tokens": 6, "cached_tokens": 0, "fed_tokens": 6, "completion_tokens": generated,
+        "total_tokens": 6 + generated,
     }  # fmt: skip
     assert found["cache_bytes"] == expected.cache.nbytes
     assert set(found["timings"]) == {

@@ -8,6 +8,7 @@ import torch
 from exactkv.errors import InputError
 from exactkv.generation import Sampling, end_token_ids, stream
 from exactkv.generation.loop import PREFILL_WIDTH
+from exactkv.generation.reuse import forgets
 from exactkv.models.model import Model
 from tests.generation.tiny_text import BOS, END, EOS, VOCAB, byte_tokenizer, scripted, text_model
 
@@ -43,8 +44,10 @@ def test_a_long_prompt_is_fed_in_pieces(length: int) -> None:
     generation = stream(text_model(make=Counting), prompt, max_tokens=5, sampling=SAMPLED, stop_token_ids=())
     list(generation)
     assert generation.tokens == expected.tokens
-    full, rest = divmod(length - 1, PREFILL_WIDTH)
-    assert calls == [(PREFILL_WIDTH, "none")] * full + [(rest + 1, "last")] + [(1, "last")] * 4
+    prefill, decode = calls[:-4], calls[-4:]
+    assert decode == [(1, "last")] * 4 and sum(width for width, _ in prefill) == length
+    assert [kind for _, kind in prefill] == ["none"] * (len(prefill) - 1) + ["last"]
+    assert max(width for width, _ in prefill) <= PREFILL_WIDTH and len(prefill) <= (length - 1) // PREFILL_WIDTH + 2
     assert generation.stats.prompt_tokens == generation.stats.fed_tokens == length
     assert (expected.stats.cached_tokens, expected.stats.fed_tokens) == (length - 1, 1)
 
@@ -150,10 +153,12 @@ def test_ctrl_c_leaves_the_cache_exact(countdown: int) -> None:
     cache, stats = generation.cache, generation.stats
     cache.check_integrity()
     done = (countdown - 1) // 2
-    assert cache.lengths == [[0, PREFILL_WIDTH][done] if done < 2 else len(prompt) + done - 2]
+    stands = [0, PREFILL_WIDTH, *([len(prompt) - 1] if forgets(cache) else [])]  # before each pass of the prefill
+    passes = len(stands)
+    assert cache.lengths == [stands[done] if done < passes else len(prompt) + done - passes]
     assert stats.fed_tokens == min(cache.lengths[0], len(prompt))
-    assert stats.generated_tokens == len(generation.tokens) == max(0, done - 1)
-    assert (stats.first_token_seconds is None) == (done < 2)
+    assert stats.generated_tokens == len(generation.tokens) == max(0, done - passes + 1)
+    assert (stats.first_token_seconds is None) == (done < passes)
     rest = [*prompt, *generation.tokens][cache.lengths[0] :]
     going_on = model([rest], cache=cache, logits="last")
     whole = model([[*prompt, *generation.tokens]])

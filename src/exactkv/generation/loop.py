@@ -86,7 +86,8 @@ class Generation(Iterator[Piece]):
         checkpoints: Sequence[int] = (),
     ):
         self.model, self.prompt, self.cache = model, tuple(prompt), cache
-        self._marks = frozenset(checkpoints) if forgets(cache) else frozenset()
+        # The prompt's is before its last token, whose logits anyone who comes back will want.
+        self._marks = dict.fromkeys(checkpoints, "message") | {len(prompt) - 1: "prompt"} if forgets(cache) else {}
         self.max_tokens, self.sampling, self.stop_token_ids = max_tokens, sampling, stop_token_ids
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
@@ -150,10 +151,8 @@ class Generation(Iterator[Piece]):
         for start, stop in pieces(self._cached, last, PREFILL_WIDTH, self._marks):
             logits = self._feed(self.prompt[start:stop], "last" if stop == last else "none")
             if stop in self._marks:
-                self.cache.checkpoint(label="message")
+                self.cache.checkpoint(label=self._marks[stop])
             self._prefill_seconds = time.perf_counter() - started
-        if last > 1:  # before the last token, whose logits anyone who comes back will want
-            self.cache.checkpoint(label="prompt", at=last - 1)
         token = self._chosen(logits)
         self._prefill_seconds = self._first_token_seconds = time.perf_counter() - started
         return token
