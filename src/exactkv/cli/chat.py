@@ -141,8 +141,11 @@ class Session:
             try:
                 text = self.reader.read()
             except KeyboardInterrupt:
-                if asked_to_leave or not self.reader.interactive:
+                if not self.reader.interactive:
                     raise
+                if asked_to_leave:
+                    tell("")
+                    return
                 asked_to_leave = True
                 tell("\nCtrl-C again or Ctrl-D leaves")
                 continue
