@@ -199,3 +199,26 @@ def test_saved_and_loaded(tmp_path: Any) -> None:
     assert answered(model, again.regenerate())[1] <= 2
     other = Conversation.load(tmp_path / "talk", chat_model("full"))
     assert other.messages == talk.messages and other.refused and other.cache.lengths == [0]
+
+
+def test_checkpoints_are_asked_for_at_message_ends_and_before_the_prompts_last_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[tuple[str, int]] = []
+
+    def checkpoint(cache: Cache, rows: Any = None, label: str = "") -> list[int]:
+        taken.append((label, cache.lengths[0]))
+        return cache.lengths
+
+    monkeypatch.setattr(Cache, "checkpoint", checkpoint, raising=False)
+    for kind, wanted in (("full", False), ("sliding", True), ("mamba2", True)):
+        taken.clear()
+        talk = Conversation(chat_model(kind), "Be brief.", max_tokens=2)
+        list(talk.reply("One."))
+        ascii_reply(talk, "Yes.")
+        list(talk.reply("Two."))
+        texts = ["system:Be brief.\n", "user:One.\n", "assistant:", "Yes.\n", "user:Two.\n", "assistant:"]
+        at = [sum(map(len, texts[: i + 1])) for i in range(len(texts))]
+        first = [("message", at[0]), ("prompt", at[2] - 1)]
+        second = [("message", at[3]), ("prompt", at[5] - 1)]
+        assert taken[:2] == (first if wanted else []) and taken[-2:] == (second if wanted else [])

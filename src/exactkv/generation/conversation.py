@@ -172,7 +172,8 @@ class Conversation:
         return self.model.tokenizer.apply_chat_template(messages, add_generation_prompt=prompt)
 
     def _ends(self, messages: Sequence[Message], tokens: Sequence[int]) -> list[int]:
-        """Where in ``tokens`` messages end, as far as the cache does not hold them."""
+        """Where in ``tokens`` messages end, as far as the cache does not hold them. The last one's end is left out: the
+        prompt's own checkpoint is a few tokens on."""
         if not forgets(self.cache):
             return []
         held = common_prefix(self.cache.tokens(0), tokens)
