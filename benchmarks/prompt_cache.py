@@ -3,8 +3,8 @@
     python benchmarks/prompt_cache.py [--tokens 4000] [--models smollm2 gemma3 llama4 mamba2] [--json]
 
 The turns are made of random token ids, so that base models and tiny random ones take part: *append* a message, the
-*same* prompt again, *regenerate* (after an answer), *edit* the last message, edit an *earlier* one, and *drop thinking* (a
-stretch that is left out of the last answer). Every hot turn must give the tokens of the cold one. Other engines' own
+*same* prompt again, *regenerate* (after an answer), *edit* the last message, edit an *earlier* one, and *drop thinking*
+(a stretch that is left out of the last answer). Every hot turn must give the tokens of the cold one. Other engines' own
 reuse is not measured here.
 """
 
