@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from exactkv.cache import Cache
 from exactkv.cli.main import app
 from exactkv.generation import Sampling, stream
 from exactkv.models import embedded
@@ -184,7 +183,6 @@ def test_a_closed_pipe_is_silent(model_dir: Path, start: Start) -> None:
     assert process.stderr.read() == ""
 
 
-@pytest.mark.skipif(not hasattr(Cache, "save"), reason="caches cannot be saved yet")
 def test_prompt_cache(model_dir: Path, tmp_path: Path) -> None:
     file = tmp_path / "prompt.safetensors"
     options = ("--max-tokens", 8, "--prompt-cache", file)

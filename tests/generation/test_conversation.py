@@ -32,7 +32,6 @@ DROPPING = (  # thinking is left out of all answers but one that ends the messag
     "{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}"
     "{% else %}{{ m.content }}{% endif %}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 )
-checkpoints = pytest.mark.skipif(not hasattr(Cache, "checkpoint"), reason="caches take no checkpoints yet")
 
 
 class Counting(Model):
@@ -109,7 +108,6 @@ def test_full_layers_feed_only_what_is_new() -> None:
     assert fed == len(" More\nassistant:")
 
 
-@checkpoints
 @pytest.mark.parametrize("kind", KINDS)
 def test_append_same_and_regenerate_feed_only_what_is_new(kind: str) -> None:
     model = chat_model(kind)
@@ -186,7 +184,6 @@ def test_prefixes_and_pieces() -> None:
     assert [reuse(cache.select([0]), t) for t in ([1, 2, 3], [1, 2, 3, 4], [2], [1, 2])] == [2, 3, 0, 1]
 
 
-@pytest.mark.skipif(not hasattr(Cache, "save"), reason="caches cannot be saved yet")
 def test_saved_and_loaded(tmp_path: Any) -> None:
     model = chat_model("hybrid")
     talk = Conversation(model, "s", max_tokens=9)

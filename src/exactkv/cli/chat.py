@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exactkv.cli.options import MODEL_FORMS, Device, Dtype, PromptCacheDir
+from exactkv.cli.options import MODEL_FORMS, Device, Dtype
 from exactkv.cli.reader import Reader
 from exactkv.errors import ExactKVError, InputError
 
 if TYPE_CHECKING:
-    from exactkv.cache import PromptStore
     from exactkv.generation.conversation import Conversation, Reply
     from exactkv.models.model import Model
 
 FAILED = 2
-STORE_BYTES, STORE_DISK_BYTES = 2 << 30, 16 << 30
 HELP = """\
 /help                this
 /undo                drop the last question and its answer
@@ -71,7 +69,6 @@ def chat(
     ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
-    prompt_cache_dir: PromptCacheDir = None,
 ) -> None:
     """Talk with a model.
 
@@ -87,16 +84,15 @@ def chat(
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     sampling = Sampling(**chosen)  # before anything is loaded
     loaded = load_model(model if model is not None else embedded.default(), device=device, dtype=dtype)
-    store = _open_store(prompt_cache_dir)
     if load is None:
-        conversation = Conversation(loaded, system, sampling, max_tokens or 1024, store)
+        conversation = Conversation(loaded, system, sampling, max_tokens or 1024)
     else:
-        conversation = Conversation.load(load, loaded, store)
+        conversation = Conversation.load(load, loaded)
         conversation.sampling = replace(conversation.sampling, **chosen)
         conversation.max_tokens = max_tokens or conversation.max_tokens
         if system is not None:
             conversation.system = system
-    session = Session(loaded, conversation, Reader(), store)
+    session = Session(loaded, conversation, Reader())
     if load is not None:
         session.tell_loaded()
     session.run()
@@ -104,19 +100,11 @@ def chat(
         raise typer.Exit(FAILED)
 
 
-def _open_store(directory: Path | None) -> PromptStore | None:
-    if directory is None:
-        return None
-    from exactkv.cache import PromptStore
-
-    return PromptStore(STORE_BYTES, directory=directory, max_disk_bytes=STORE_DISK_BYTES)
-
-
 class Session:
     """One run of the command: lines in, answers out."""
 
-    def __init__(self, model: Model, conversation: Conversation, reader: Reader, store: PromptStore | None = None):
-        self.model, self.conversation, self.reader, self.store = model, conversation, reader, store
+    def __init__(self, model: Model, conversation: Conversation, reader: Reader):
+        self.model, self.conversation, self.reader = model, conversation, reader
         self.failed = False
         self._left = False
         self._commands: dict[str, Callable[[str], None]] = {
@@ -180,8 +168,6 @@ class Session:
         reply.close()
         print(flush=True)
         tell(dim(figures(reply) + stopped))
-        if stopped:
-            self.conversation.keep()
 
     def _undo(self, _: str) -> None:
         tell(f"dropped: {_short(self.conversation.undo())}")
@@ -220,7 +206,7 @@ class Session:
     def _load(self, path: str) -> None:
         if not path:
             raise InputError("/load takes the directory of a saved conversation: /load DIR")
-        self.conversation = type(self.conversation).load(Path(path).expanduser(), self.model, self.store)
+        self.conversation = type(self.conversation).load(Path(path).expanduser(), self.model)
         self.tell_loaded()
 
     def tell_loaded(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,11 +12,3 @@ TopP = Annotated[float, typer.Option(help="Choose among the most probable tokens
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64, or auto: the model's own.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ..., or auto: cuda where there is one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-PromptCacheDir = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        show_default=False,
-        help="Keep what was computed in a prompt store there, for later runs and other conversations.",
-    ),
-]

@@ -6,10 +6,10 @@ nothing is assumed about a template: one that drops earlier thinking costs what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from exactkv.errors import InputError, LoadError
 from exactkv.generation import saved
@@ -18,9 +18,6 @@ from exactkv.generation.reuse import common_prefix, forgets
 from exactkv.generation.sampling import GREEDY, Sampling
 from exactkv.models.model import Model
 
-if TYPE_CHECKING:
-    from exactkv.cache import PromptStore
-
 Message = dict[str, str]
 
 
@@ -28,14 +25,12 @@ class Reply(Iterator[Piece]):
     """An answer as it comes: an iterator of pieces. What has come is in the conversation at every moment, also after
     Ctrl-C or an error. ``generation`` has the tokens, ``stats`` the counts."""
 
-    def __init__(self, generation: Generation, message: Message, done: Callable[[], None]):
-        self.generation, self._message, self._done = generation, message, done
+    def __init__(self, generation: Generation, message: Message):
+        self.generation, self._message = generation, message
 
     def __next__(self) -> Piece:
         piece = next(self.generation)
         self._message["content"] += piece.text
-        if piece.finish_reason is not None:
-            self._done()
         return piece
 
     def close(self) -> None:
@@ -57,8 +52,7 @@ class Conversation:
 
     ``messages``: {"role", "content"}, the system's first if there is one; every question has an answer, empty where it
     was stopped before its first word. ``cache``: one row; what it holds never changes an answer, only its cost.
-    ``refused``: after ``load``, why the saved cache could not be used, else None. ``store``: a PromptStore that is
-    asked where the cache itself has nothing, and given each turn.
+    ``refused``: after ``load``, why the saved cache could not be used, else None.
     Raises InputError where the model has no chat template.
     """
 
@@ -68,14 +62,13 @@ class Conversation:
         system: str | None = None,
         sampling: Sampling = GREEDY,
         max_tokens: int = 1024,
-        store: PromptStore | None = None,
     ):
         if model.tokenizer is None or model.tokenizer.chat_template is None:
             raise InputError(
                 f"{model.name or 'this model'} has no chat template, so it cannot hold a conversation (base models "
                 "usually have none). Take an instruct or chat model, or give it a text: exactkv generate MODEL TEXT."
             )
-        self.model, self.sampling, self.max_tokens, self.store = model, sampling, max_tokens, store
+        self.model, self.sampling, self.max_tokens = model, sampling, max_tokens
         self.messages: list[Message] = []
         self.cache = model.new_cache()
         self.refused: str | None = None
@@ -132,7 +125,7 @@ class Conversation:
         saved.write(Path(directory), content, self.cache)
 
     @classmethod
-    def load(cls, directory: str | Path, model: Model, store: PromptStore | None = None) -> Conversation:
+    def load(cls, directory: str | Path, model: Model) -> Conversation:
         """A saved conversation. A cache that does not fit ``model`` is left aside, ``refused`` says why, and the first
         turn feeds the messages anew. Raises LoadError where the messages cannot be read."""
         content = saved.read(Path(directory))
@@ -141,7 +134,7 @@ class Conversation:
             sampling, max_tokens = Sampling(**content["sampling"]), int(content["max_tokens"])
         except (KeyError, TypeError, ValueError, InputError) as error:
             raise LoadError(f"{directory} holds no conversation as exactkv saves it: {error!r}") from error
-        made = cls(model, None, sampling, max_tokens, store)
+        made = cls(model, None, sampling, max_tokens)
         made.messages = messages
         cache, made.refused = saved.read_cache(Path(directory), content, model)
         if cache is not None:
@@ -158,14 +151,13 @@ class Conversation:
 
     def _answer(self, messages: list[Message], again: int) -> Reply:
         tokens = self._rendered(messages, True)
-        self._take_from_store(tokens)
         sampling = replace(self.sampling, seed=(self.sampling.seed + again) % (1 << 63))
         generation = stream(
             self.model, tokens, self.max_tokens, sampling, cache=self.cache, checkpoints=self._ends(messages, tokens)
         )
         answer = {"role": "assistant", "content": ""}
         self.messages, self._again = [*messages, answer], again
-        return Reply(generation, answer, self.keep)
+        return Reply(generation, answer)
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], prompt: bool) -> list[int]:
         assert self.model.tokenizer is not None
@@ -187,19 +179,3 @@ class Conversation:
                 break
             ends.append(end)
         return ends
-
-    def _take_from_store(self, tokens: list[int]) -> None:
-        """Go on from what the store holds where that is more than the cache has."""
-        if self.store is None:
-            return
-        held = min(common_prefix(self.cache.tokens(0), tokens), len(tokens) - 1)
-        own = self.cache.standing(held)[0]
-        if self.cache.lengths[0] > own or own == 0:  # else it is the turn before, and nobody has more
-            cache, left = self.store.lookup(self.model, tokens)
-            if cache is not None and len(tokens) - left > own:
-                self.cache = cache
-
-    def keep(self) -> None:
-        """Give what the cache holds to the store, if there is one."""
-        if self.store is not None and self.cache.lengths[0]:
-            self.store.insert(self.model, self.cache)

@@ -22,8 +22,6 @@ def reuse(cache: Cache, tokens: Sequence[int]) -> int:
 
 def forgets(cache: Cache) -> bool:
     """Whether some layer gives up what earlier positions need, so that checkpoints are worth taking."""
-    if not hasattr(cache, "checkpoint"):
-        return False
     return bool(cache.spec.recurrent) or any(zone.bound is not None for zone in cache.spec.zones)
 
 
