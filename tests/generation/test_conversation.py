@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from exactkv.cache import Cache, ChunkedAttention, FullAttention, SlidingWindow
+from exactkv.cache import Cache, CheckpointPolicy, ChunkedAttention, FullAttention, SlidingWindow
 from exactkv.errors import InputError
 from exactkv.generation import stream
 from exactkv.generation.conversation import Conversation, Reply
-from exactkv.generation.reuse import common_prefix, pieces, reuse
+from exactkv.generation.reuse import common_prefix, next_stop, reuse
 from exactkv.models.model import Model
 from exactkv.models.random import random_weights
 from exactkv.models.recurrent.spec import Mamba2Spec
@@ -124,10 +124,12 @@ def test_append_same_and_regenerate_feed_only_what_is_new(kind: str) -> None:
 def test_thinking_that_the_template_drops(kind: str) -> None:
     model = chat_model(kind, DROPPING)
     talk = Conversation(model, "Think.", max_tokens=12)
+    before = 0
     for text in TURNS:
         prompt, fed = answered(model, talk.reply(text))
         ascii_reply(talk, "<think>well, well, well</think>The answer.")
-        assert 0 < fed <= prompt
+        assert prompt - fed >= before - 1  # nothing is lost of what came before the thinking
+        before = prompt
     assert "think>" not in model.tokenizer.decode(talk.cache.tokens(0))  # type: ignore[union-attr]
 
 
@@ -175,9 +177,15 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
         Conversation(chat_model("full", None))
 
 
-def test_prefixes_and_pieces() -> None:
+def test_prefixes_and_stops() -> None:
     assert [common_prefix(a, b) for a, b in (([], [1]), ([1, 2], [1, 2, 3]), ([1, 2], [1, 3]))] == [0, 2, 1]
-    assert list(pieces(3, 20, 8, [5, 3, 25, 13])) == [(3, 5), (5, 13), (13, 20)]
+    model = chat_model("sliding")
+    cache = model.new_cache(checkpoints=CheckpointPolicy(every=7))
+    stops = []
+    while cache.lengths[0] < 20:
+        stops.append(next_stop(cache, 20, 5, [3, 25, 13, 0]))
+        model([[1] * (stops[-1] - cache.lengths[0])], cache=cache)
+    assert stops == [3, 7, 12, 13, 14, 19, 20] and cache.checkpoints(0) == [7, 14]
     model = chat_model("full")
     cache = model.new_cache()
     model([[1, 2, 3]], cache=cache)

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from exactkv.cache import CheckpointPolicy
 from exactkv.errors import InputError, LoadError
 from exactkv.generation import saved
 from exactkv.generation.loop import Generation, Piece, Stats, stream
@@ -19,6 +20,8 @@ from exactkv.generation.sampling import GREEDY, Sampling
 from exactkv.models.model import Model
 
 Message = dict[str, str]
+CHECKPOINTS = CheckpointPolicy(every=1024, max_bytes=1 << 30)
+"""Of a conversation's cache, beside those at the ends of messages: for edits within long texts, in bounded memory."""
 
 
 class Reply(Iterator[Piece]):
@@ -52,7 +55,7 @@ class Conversation:
 
     ``messages``: {"role", "content"}, the system's first if there is one; every question has an answer, empty where it
     was stopped before its first word. ``cache``: one row; what it holds never changes an answer, only its cost.
-    ``refused``: after ``load``, why the saved cache could not be used, else None.
+    ``checkpoints``: how many states of windowed and recurrent layers the cache keeps to go back to. ``refused``: after ``load``, why the saved cache could not be used, else None.
     Raises InputError where the model has no chat template.
     """
 
@@ -62,6 +65,7 @@ class Conversation:
         system: str | None = None,
         sampling: Sampling = GREEDY,
         max_tokens: int = 1024,
+        checkpoints: CheckpointPolicy = CHECKPOINTS,
     ):
         if model.tokenizer is None or model.tokenizer.chat_template is None:
             raise InputError(
@@ -70,7 +74,7 @@ class Conversation:
             )
         self.model, self.sampling, self.max_tokens = model, sampling, max_tokens
         self.messages: list[Message] = []
-        self.cache = model.new_cache()
+        self.cache = model.new_cache(checkpoints=checkpoints)
         self.refused: str | None = None
         self._again = 0
         self.system = system

@@ -12,7 +12,7 @@ from torch import Tensor
 from exactkv.cache import Cache
 from exactkv.cache.checks import is_int, listed
 from exactkv.errors import InputError
-from exactkv.generation.reuse import forgets, pieces, reuse
+from exactkv.generation.reuse import forgets, next_stop, reuse
 from exactkv.generation.sampling import GREEDY, Sampling, sample
 from exactkv.models.model import Model
 
@@ -148,7 +148,8 @@ class Generation(Iterator[Piece]):
         self._cached = self._position = reuse(self.cache, self.prompt)
         last = len(self.prompt)
         logits = None
-        for start, stop in pieces(self._cached, last, PREFILL_WIDTH, self._marks):
+        while self._position < last:
+            start, stop = self._position, next_stop(self.cache, last, PREFILL_WIDTH, self._marks)
             logits = self._feed(self.prompt[start:stop], "last" if stop == last else "none")
             if stop in self._marks:
                 self.cache.checkpoint(label=self._marks[stop])

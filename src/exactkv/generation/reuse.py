@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from exactkv.cache import Cache
 
@@ -25,10 +25,11 @@ def forgets(cache: Cache) -> bool:
     return bool(cache.spec.recurrent) or any(zone.bound is not None for zone in cache.spec.zones)
 
 
-def pieces(start: int, end: int, width: int, marks: Iterable[int] = ()) -> Iterator[tuple[int, int]]:
-    """[start, end) in pieces of at most ``width``, none across one of ``marks``."""
-    wanted = sorted({m for m in marks if start < m < end})
-    while start < end:
-        stop = min(start + width, end, next((m for m in wanted if m > start), end))
-        yield start, stop
-        start = stop
+def next_stop(cache: Cache, end: int, width: int, marks: Iterable[int] = ()) -> int:
+    """Where the next piece of a prompt that ends at ``end`` stops: after at most ``width`` tokens, at the next of
+    ``marks``, and where the cache's policy files its next checkpoint."""
+    start = cache.lengths[0]
+    wanted = [m for m in marks if m > start]
+    if (filed := cache.next_checkpoint(0)) is not None:
+        wanted.append(filed)
+    return min([start + width, end, *wanted])
