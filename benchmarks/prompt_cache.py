@@ -5,9 +5,9 @@
 The turns are made of random token ids, so that base models and tiny random ones take part: *append* a message, the
 *same* prompt again, *regenerate* (after an answer), *edit* the last message, edit an *earlier* one, and *drop thinking*
 (a stretch that is left out of the last answer). Each is run on one cache that goes through all of them (hot), and on
-none (cold); both must say the same tokens, and their logits must agree to 5e-6 of the largest. transformers runs the same
-shape with random weights: its DynamicCache cropped to the common prefix, all recomputed where it cannot be cropped.
-Everything in float32, one run, so compare within it.
+none (cold); both must say the same tokens, and their logits must agree to 5e-6 of the largest. transformers runs the
+same shape with random weights: its DynamicCache cropped to the common prefix, all recomputed where it cannot be
+cropped. Everything in float32, in one run, so compare within it.
 """
 
 from __future__ import annotations
@@ -192,12 +192,12 @@ def main() -> None:
     print(" difference | MB held | of them checkpoints |\n" + "|---" * 11 + "|")
     for name, rows in found.items():
         for r in rows:
-            times = f"{r['hot_seconds']:.3f} s | {r['cold_seconds']:.3f} s"
-            other = f"{r['transformers_fed']} | {r['transformers_seconds']:.3f} s"
-            held = f"{r['bytes'] / 1e6:.1f} | {r['checkpoint_bytes'] / 1e6:.1f}"
-            print(
-                f"| {name} | {r['turn']} | {r['prompt']} | {r['fed']} | {times} | {other} | {r['difference']:.1e} | {held} |"
-            )
+            cells = [
+                name, r["turn"], r["prompt"], r["fed"], f"{r['hot_seconds']:.3f} s", f"{r['cold_seconds']:.3f} s",
+                r["transformers_fed"], f"{r['transformers_seconds']:.3f} s", f"{r['difference']:.1e}",
+                f"{r['bytes'] / 1e6:.1f}", f"{r['checkpoint_bytes'] / 1e6:.1f}",
+            ]  # fmt: skip
+            print(f"| {' | '.join(map(str, cells))} |")
 
 
 if __name__ == "__main__":
