@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -167,6 +168,27 @@ def checkpointed(spec: CacheSpec, policy: Policy, row: Row, label: str, wanted: 
         state = row.states[-1] if row.states else None
         made = checkpoint.take(spec, policy.storage, row.runs, state, row.length, filed, label)
     return replace(row, checkpoints=checkpoint.thinned((*filed, made), wanted.max_bytes))
+
+
+def most_nbytes(spec: CacheSpec, policy: Policy, length: int) -> int:
+    """The most bytes that a row of ``length`` tokens holds under ``policy``, however it was fed, checkpoints apart."""
+    total = 0
+    for zone in spec.zones:
+        rows = zone.clip(length) - zone.low
+        limit = zone.capacity_limit(policy.slack, policy.max_length)
+        if policy.reserve and limit is not None:
+            rows = limit
+        elif rows:
+            rows += max(policy.step, rows // 8)
+            rows = rows if limit is None else min(rows, limit)
+        row = sum(heads * size for parts in zone.layers for heads, size in parts.values())
+        total += rows * row * policy.storage.dtype.itemsize
+    states = sum(
+        prod(part.shape) * part.dtype(policy.storage).itemsize
+        for layer in spec.recurrent
+        for part in layer.parts.values()
+    )
+    return total + states * (policy.slack + 3)
 
 
 def memories(rows: Iterable[Row]) -> list[Memory]:

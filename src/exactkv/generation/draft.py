@@ -1,0 +1,88 @@
+"""Guesses of what a text goes on with, for the model to check many at once, and how many of them to make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from exactkv.errors import InputError
+
+
+class Draft(Protocol):
+    """Guesses for one text. A guess never changes what is generated, only how fast."""
+
+    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
+        """At most ``most`` tokens that may follow ``tokens``, the whole text so far; none where there is no guess. Each
+        call's text is the one before with tokens added."""
+        ...
+
+
+@dataclass
+class PromptLookup:
+    """Drafts copied from the text itself: what followed the last time that its ending stood before (github.com/apoorvumang,
+    "Prompt lookup decoding", 2023). Of several lengths of ending the longest counts.
+
+    ``longest``, ``shortest``: lengths of endings in tokens. Takes memory and time in proportion to the text's length.
+    """
+
+    longest: int = 8
+    shortest: int = 2
+    _seen: int = field(default=0, repr=False)
+    _after: dict[tuple[int, ...], int] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shortest <= self.longest:
+            raise InputError(f"lookup of {self.shortest} to {self.longest} tokens; expected 1 <= shortest <= longest")
+
+    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
+        """See Draft."""
+        self._read(tokens)
+        for size in self._sizes():
+            if size <= len(tokens) and (place := self._after.get(tuple(tokens[-size:]))) is not None:
+                return list(tokens[place : place + most])
+        return []
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        """Note where each ending of the text up to its last token but one stood; the last has nothing after it."""
+        for end in range(max(1, self._seen), len(tokens)):
+            for size in self._sizes():
+                if size <= end:
+                    self._after[tuple(tokens[end - size : end])] = end
+        self._seen = max(self._seen, len(tokens))
+
+    def _sizes(self) -> range | list[int]:
+        return [n for n in (self.longest, self.longest // 2, self.longest // 4, self.shortest) if n >= self.shortest]
+
+
+@dataclass
+class Length:
+    """How many tokens to guess: more while guesses come true, and none for a while where they do not.
+
+    ``most``: the largest number. A guess that fails at once costs about what its tokens cost to check; so after each such
+    one twice as many tokens are generated plainly before the next, up to 64.
+    """
+
+    most: int = 12
+    size: int = 4
+    _failed: int = 0
+    _rest: int = 0
+
+    def next(self) -> int:
+        """How many to guess now."""
+        if self._rest:
+            self._rest -= 1
+            return 0
+        return min(self.size, self.most)
+
+    def learn(self, guessed: int, accepted: int) -> None:
+        """What came of the last guess."""
+        if not guessed:
+            return
+        if accepted == guessed:
+            self._failed, self.size = 0, min(self.most, 2 * max(guessed, self.size))
+        elif accepted:
+            self._failed, self.size = 0, max(2, accepted + 1)
+        else:
+            self._failed, self.size = self._failed + 1, 2
+            self._rest = min(64, 1 << self._failed)
