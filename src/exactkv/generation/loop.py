@@ -13,7 +13,7 @@ from exactkv.cache import Cache
 from exactkv.cache.checks import is_int, listed
 from exactkv.errors import InputError
 from exactkv.generation.reuse import forgets, next_stop, reuse
-from exactkv.generation.sampling import GREEDY, Sampling, sample
+from exactkv.generation.sampling import GREEDY, History, Sampling, choose
 from exactkv.models.model import Model
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -168,7 +168,7 @@ class Generation(Iterator[Piece]):
 
     def _chosen(self, logits: Tensor | None) -> int:
         assert logits is not None
-        return int(sample(logits[0], self.sampling, self.cache.lengths[0]))
+        return choose(logits, [self.sampling], self.cache.lengths).ids()[0]
 
     def _check_position(self) -> None:
         """Raise InputError where somebody else has fed or rewound the cache since the last token."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,14 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def byte_ids(self) -> frozenset[int]:
+        """The tokens that stand for one byte each and are written as <0xE6>; () where the decoder knows no such."""
+        if self.backend.decoder is None or "ByteFallback" not in repr(self.backend.decoder):
+            return frozenset()
+        ids = (self.backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        return frozenset(i for i in ids if i is not None)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Special tokens that are written out in the text become the tokens themselves.
@@ -174,54 +182,71 @@ class Tokenizer:
 
 
 class TextStream:
-    """Text from tokens one at a time, made by `Tokenizer.stream`.
+    """Text from tokens one at a time, made by `Tokenizer.stream`: the pieces, joined, are what `decode` says of all.
 
-    The pieces, joined, are the decoded text. (Where a text's bytes are broken, `decode` of the whole may show
-    another number of U+FFFD: a piece that was returned can't be taken back.) What a token adds to the text
-    depends on the tokens before it (spaces, characters of several tokens), so a few of them are decoded again
-    with each new one: those since the last place where the text was whole.
+    What a token adds to the text depends on the tokens before it (spaces, characters of several tokens), so a few of
+    them are decoded again with each new one: those since the last place where the text was whole. What later tokens
+    may still change is held back: a last character that is not complete, and, in a vocabulary with tokens such as
+    <0xE6> for bytes (of which a broken one spoils all its neighbours), a row of these until it ends.
     """
 
-    # A character takes at most four tokens; a text that isn't whole after these many holds broken bytes.
-    _MAX_PENDING = 16
+    _MAX_WINDOW = 64  # more tokens than these without a whole text are broken bytes: look for another place to begin
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._window: list[int] = []  # tokens that are decoded again
-        self._num_shown = 0  # how many of them stand for text that was returned
-        self._shown = ""  # their text
+        self._num_whole = 0  # how many of them were there when the text was whole last
+        self._shown = ""  # what of their text was returned
+        self._among_bytes = False
 
     def step(self, token_id: int) -> str:
-        """The text that this token completes: "" while a character is incomplete."""
+        """The text that this token settles: "" while a character is incomplete."""
         self._window.append(token_id)
-        text = self._window_text()
-        pending = len(self._window) - self._num_shown
-        if text.endswith(_REPLACEMENT) and pending < self._MAX_PENDING:
+        if token_id in self._tokenizer.byte_ids:
+            self._among_bytes = True
+        elif self._among_bytes:  # tokens without text do not end a row of bytes
+            self._among_bytes = self._decode([token_id]) == ""
+        if self._among_bytes:
             return ""
-        return self._show(text)
+        text = self._window_text()
+        return self._show(text, text.removesuffix(_REPLACEMENT))
 
     def flush(self) -> str:
         """What is left at the end: an incomplete character as U+FFFD, or ""."""
-        return self._show(self._window_text()) if len(self._window) > self._num_shown else ""
+        text = self._window_text()
+        self._among_bytes = False
+        return self._show(text, text)
 
-    def _show(self, text: str) -> str:
-        new = text[len(self._shown) :]
-        newest = self._window[self._num_shown :]
-        alone = self._decode(newest)
-        # A decoder may treat the beginning of a text specially (drop a space), so the window must begin with
-        # tokens whose own text is not empty.
-        if alone and not alone.endswith(_REPLACEMENT):
-            self._window, text = newest, alone
-        self._num_shown, self._shown = len(self._window), text
+    def _show(self, text: str, settled: str) -> str:
+        new = settled[len(self._shown) :]
+        self._shown = settled
+        if settled == text:
+            # A decoder may treat the beginning of a text specially (drop a space), so the window must begin with
+            # tokens whose own text is not empty.
+            alone = self._decode(self._window[self._num_whole :])
+            if alone and not alone.endswith(_REPLACEMENT):
+                self._window, self._shown = self._window[self._num_whole :], alone
+            self._num_whole = len(self._window)
+        elif len(self._window) > self._MAX_WINDOW:
+            self._cut(text)
         return new
+
+    def _cut(self, text: str) -> None:
+        """Let the window begin at a later token where its text falls in two."""
+        for start in range(len(self._window) - 1, len(self._window) - 9, -1):
+            before, after = self._decode(self._window[:start]), self._decode(self._window[start:])
+            if after and before + after == text:
+                self._window, self._num_whole = self._window[start:], 0
+                self._shown = after.removesuffix(_REPLACEMENT)
+                return
 
     def _window_text(self) -> str:
         text = self._decode(self._window)
         if text.startswith(self._shown):
             return text
-        # Broken bytes can spoil whole characters right before them, which were returned already.
-        return self._shown + self._decode(self._window[self._num_shown :])
+        # A decoder that rewrites what came before, which was returned already.
+        return self._shown + self._decode(self._window[self._num_whole :])
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, self._skip_special_tokens)
