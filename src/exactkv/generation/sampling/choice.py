@@ -184,5 +184,5 @@ def _drawn(scaled: Tensor, seeds: Sequence[int], positions: Sequence[int], ids: 
     """Indices [B] into the columns of ``scaled`` [B, N], whose token ids are ``ids`` (None: 0 to N - 1)."""
     device = scaled.device
     ids = torch.arange(scaled.shape[1], device=device) if ids is None else ids
-    keys = (torch.tensor(list(numbers), dtype=torch.int64).to(device) for numbers in (seeds, positions))
-    return (scaled + gumbel(*keys, ids)).argmax(dim=1)
+    first, second = (torch.tensor(list(numbers), dtype=torch.int64).to(device) for numbers in (seeds, positions))
+    return (scaled + gumbel(first, second, ids)).argmax(dim=1)
