@@ -354,33 +354,37 @@ def test_streams_give_the_whole_text(smollm: Tokenizer, gemma: Tokenizer) -> Non
                 assert streamed(tokenizer, ids, skip) == tokenizer.decode(ids, skip)
 
 
-def test_a_stream_waits_for_whole_characters_and_for_nothing_else(gemma: Tokenizer) -> None:
+def test_a_stream_waits_for_whole_characters_and_for_nothing_else(smollm: Tokenizer, gemma: Tokenizer) -> None:
     stream = gemma.stream()
     ids = gemma.encode("ab 𓀀 c", add_special_tokens=False)
     pieces = [stream.step(token) for token in ids]
     assert "".join(pieces) == "ab 𓀀 c"
-    assert pieces.count("") == 3  # of the four bytes
-    assert pieces[-1] == " c"
+    assert pieces.count("") == 4  # the four bytes, as another, broken one could follow
+    assert pieces[-1] == "𓀀 c"
     assert stream.flush() == ""
+    stream = smollm.stream()
+    assert [stream.step(token) for token in smollm.encode("a🎉b", add_special_tokens=False)] == ["a", "", "", "🎉", "b"]
 
 
-def test_a_stream_of_broken_bytes_goes_on(smollm: Tokenizer, gemma: Tokenizer) -> None:
+def test_a_stream_of_broken_bytes_is_what_decode_says(smollm: Tokenizer, gemma: Tokenizer) -> None:
     bytes_of_gemma = gemma.encode("\x00", False)[0]  # the tokens of the bytes 0, 1, …
-    stream = gemma.stream()
-    given = [bytes_of_gemma + byte for byte in (0xC3, 0xA9, 0xFF, 0xF0, 0x9F)]
-    pieces = [stream.step(token) for token in given]
-    assert pieces[1] == "é"
-    assert stream.step(gemma.encode("x", False)[0]).endswith("x")
-    assert stream.flush() == ""
-    stream = gemma.stream()
-    assert [stream.step(token) for token in given[:3]] == ["", "é", ""]
-    assert stream.flush() == "\ufffd"
-    stream = gemma.stream()
-    pieces = [stream.step(bytes_of_gemma + 0xFF) for _ in range(100)]
-    assert sum(map(len, pieces)) > 80  # not held back for ever
+    for given in ([0xC3, 0xA9, 0xFF, 0xF0, 0x9F], [0xC3, 0xA9], [0xC3, 0xA9, 0xF0], [0xFF] * 200):
+        ids = [bytes_of_gemma + byte for byte in given]
+        for end in ([], gemma.encode("x", False)):
+            assert streamed(gemma, [*ids, *end]) == gemma.decode([*ids, *end])
     rng = random.Random(0)
-    ids = [rng.randrange(smollm.vocab_size) for _ in range(2000)]
-    assert streamed(smollm, ids).replace("\ufffd", "") == smollm.decode(ids).replace("\ufffd", "")
+    broken = [i for i in range(smollm.vocab_size) if "\ufffd" in smollm.decode([i])]
+    for count, choice in ((2000, range(smollm.vocab_size)), (500, broken), (300, broken[:1])):
+        ids = [rng.choice(choice) for _ in range(count)]
+        assert streamed(smollm, ids) == smollm.decode(ids)
+
+
+def test_a_long_row_of_bytes_is_not_held_back_for_ever(gemma: Tokenizer) -> None:
+    zero, text = gemma.encode("\x00", False)[0], "𓀀é" * 300
+    stream = gemma.stream()
+    pieces = [stream.step(zero + byte) for byte in text.encode()]
+    assert sum(map(len, pieces)) > 500
+    assert "".join(pieces) + stream.flush() == text
 
 
 # --- chat templates ---

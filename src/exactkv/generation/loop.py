@@ -13,7 +13,8 @@ from exactkv.cache import Cache
 from exactkv.cache.checks import is_int, listed
 from exactkv.errors import InputError
 from exactkv.generation.reuse import forgets, next_stop, reuse
-from exactkv.generation.sampling import GREEDY, Sampling, sample
+from exactkv.generation.sampling import GREEDY, History, Logprobs, Sampling, choose
+from exactkv.generation.stopping import Ending, Stopping
 from exactkv.models.model import Model
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -27,14 +28,17 @@ PREFILL_WIDTH = 512
 class Piece:
     """What has been added since the piece before.
 
-    ``tokens``: the ids whose text this is; an end token is among them though it has no text.
-    ``finish_reason``: None but in the last piece: "stop" at an end token, "length" at max_tokens or at the
-    model's maximum.
+    ``tokens``: the ids generated since; text may come later than its tokens, where it was held back, and an end
+    token and a stop string have none. ``finish_reason``: None but in the last piece: "stop" at an end token or a stop
+    string, ``matched`` then being which; "length" at max_tokens or at the model's maximum; "deadline".
+    ``logprobs``: one a token, () where they were not asked for.
     """
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: str | None = None
+    matched: str | int | None = None
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,27 +74,32 @@ class Stats:
 class Generation(Iterator[Piece]):
     """An iterator of pieces, made by ``stream``.
 
-    ``tokens``: all ids generated so far. ``cache``: holds the prompt and each of ``tokens`` but the last. Both can
-    be read at any time: between pieces, after ``close()``, and after an exception or Ctrl-C, which ends the
-    generation; ``cache.lengths`` then says how far it has come.
+    ``tokens``: all ids generated so far, those of a stop string too. ``logprobs``: theirs, where asked for. ``text``:
+    what the pieces said so far. ``cache``: holds the prompt and each of ``tokens`` but the last. All can be read at any
+    time: between pieces, after ``close()``, and after an exception or Ctrl-C, which ends the generation;
+    ``cache.lengths`` then says how far it has come. ``finish_reason`` and ``matched`` are those of the last piece.
     """
 
     def __init__(
         self,
         model: Model,
         prompt: Sequence[int],
-        max_tokens: int,
+        stopping: Stopping,
         sampling: Sampling,
-        stop_token_ids: frozenset[int],
         cache: Cache,
         checkpoints: Sequence[int] = (),
+        num_logprobs: int | None = None,
     ):
         self.model, self.prompt, self.cache = model, tuple(prompt), cache
         # The prompt's is before its last token, whose logits anyone who comes back will want.
         self._marks = dict.fromkeys(checkpoints, "message") | {len(prompt) - 1: "prompt"} if forgets(cache) else {}
-        self.max_tokens, self.sampling, self.stop_token_ids = max_tokens, sampling, stop_token_ids
+        self.stopping, self.sampling, self.num_logprobs = stopping, sampling.resolved(model.tokenizer), num_logprobs
+        self.max_tokens = stopping.max_tokens
         self.tokens: list[int] = []
-        self.finish_reason: str | None = None
+        self.logprobs: list[Logprobs] = []
+        self.text = ""
+        self._ending = Ending(stopping, model.tokenizer)
+        self._history = History(self.prompt) if sampling.reads_text else None
         self._cached = self._fed = 0
         self._position = cache.lengths[0]
         self._prefill_seconds = self._decode_seconds = 0.0
@@ -103,6 +112,16 @@ class Generation(Iterator[Piece]):
     def close(self) -> None:
         """End it here. What was generated, the cache and the statistics stay."""
         self._pieces.close()
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it has ended; None while it goes on or where it was interrupted."""
+        return self._ending.reason
+
+    @property
+    def matched(self) -> str | int | None:
+        """The stop string or end token that ended it."""
+        return self._ending.matched
 
     @property
     def stats(self) -> Stats:
@@ -119,30 +138,34 @@ class Generation(Iterator[Piece]):
         )
 
     def _run(self) -> Generator[Piece, None, None]:
-        tokenizer = self.model.tokenizer
-        text_of = tokenizer.stream() if tokenizer is not None else None
-        pending: list[int] = []
-        token = self._first_token()
-        while True:
-            self.tokens.append(token)
-            pending.append(token)
-            self.finish_reason = self._reason_to_finish(token)
-            text = ""
-            if text_of is not None:
-                text = text_of.step(token) if self.finish_reason != "stop" else ""
-                if self.finish_reason is not None:
-                    text += text_of.flush()
-            if text or text_of is None or self.finish_reason is not None:
-                yield Piece(text, tuple(pending), self.finish_reason)
-                pending.clear()
-            if self.finish_reason is not None:
-                return
-            started = time.perf_counter()
-            token = self._chosen(self._feed([token], "last"))
-            self._decode_seconds += time.perf_counter() - started
+        ending, told = self._ending, 0
+        ending.start()
+        choice = self._first_choice()
+        while ending.reason is None:
+            text = ending.give_up() if choice is None else self._take(choice)
+            if text or self.model.tokenizer is None or ending.reason is not None:
+                self.text += text
+                start, told = told, len(self.tokens)
+                tokens, logprobs = tuple(self.tokens[start:]), tuple(self.logprobs[start:])
+                yield Piece(text, tokens, ending.reason, ending.matched, logprobs)
+            if ending.reason is None:
+                started = time.perf_counter()
+                choice = self._chosen(self._feed(self.tokens[-1:], "last"))
+                self._decode_seconds += time.perf_counter() - started
 
-    def _first_token(self) -> int:
-        """Feed what the cache lacks of the prompt, a piece a forward pass; logits are made for its last position."""
+    def _take(self, choice: tuple[int, Logprobs | None]) -> str:
+        token, logprobs = choice
+        self.tokens.append(token)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+        if self._history is not None:
+            self._history.append(token)
+        full = self.cache.max_length is not None and self.cache.lengths[0] >= self.cache.max_length
+        return self._ending.feed(token, full)
+
+    def _first_choice(self) -> tuple[int, Logprobs | None] | None:
+        """Feed what the cache lacks of the prompt, a piece a forward pass; logits are made for its last position. None
+        where the deadline is over before."""
         started = time.perf_counter()
         self._check_position()
         self._cached = self._position = reuse(self.cache, self.prompt)
@@ -154,9 +177,11 @@ class Generation(Iterator[Piece]):
             if stop in self._marks:
                 self.cache.checkpoint(label=self._marks[stop])
             self._prefill_seconds = time.perf_counter() - started
-        token = self._chosen(logits)
+            if self._ending.late:
+                return None
+        choice = self._chosen(logits)
         self._prefill_seconds = self._first_token_seconds = time.perf_counter() - started
-        return token
+        return choice
 
     def _feed(self, tokens: Sequence[int], logits: str) -> Tensor | None:
         self._check_position()
@@ -166,9 +191,10 @@ class Generation(Iterator[Piece]):
             self._position = self.cache.lengths[0]
             self._fed = min(len(self.prompt), self._position) - self._cached
 
-    def _chosen(self, logits: Tensor | None) -> int:
+    def _chosen(self, logits: Tensor | None) -> tuple[int, Logprobs | None]:
         assert logits is not None
-        return int(sample(logits[0], self.sampling, self.cache.lengths[0]))
+        choice = choose(logits, [self.sampling], self.cache.lengths, [self._history], [self.num_logprobs])
+        return choice.ids()[0], choice.logprobs[0]
 
     def _check_position(self) -> None:
         """Raise InputError where somebody else has fed or rewound the cache since the last token."""
@@ -177,12 +203,6 @@ class Generation(Iterator[Piece]):
                 f"the cache stands at {self.cache.lengths}, this generation had left it at {[self._position]}: "
                 "something else used it meanwhile. Give each its own, such as cache.fork(1)."
             )
-
-    def _reason_to_finish(self, token: int) -> str | None:
-        if token in self.stop_token_ids:
-            return "stop"
-        full = self.cache.max_length is not None and self.cache.lengths[0] >= self.cache.max_length
-        return "length" if full or len(self.tokens) >= self.max_tokens else None
 
 
 def stream(
@@ -193,25 +213,36 @@ def stream(
     stop_token_ids: Sequence[int] | None = None,
     cache: Cache | None = None,
     checkpoints: Sequence[int] = (),
+    *,
+    stop: str | Sequence[str] = (),
+    include_stop: bool = False,
+    deadline: float | None = None,
+    logprobs: int | None = None,
 ) -> Generation:
-    """Generate after ``prompt``: an iterator of pieces, with ``.stats``, ``.tokens`` and ``.cache``.
+    """Generate after ``prompt``: an iterator of pieces, with ``.text``, ``.tokens``, ``.stats`` and ``.cache``.
 
     A text is encoded with the tokenizer's special tokens, messages by the chat template, ids are taken as
     they are. ``stop_token_ids``: end tokens instead of the model's own (``()``: none). ``cache``: one row
     (default: a new one). What it holds of the prompt is not computed again, and what else it holds is dropped: it
     changes what a text costs, never the text. To go on after all it holds, give ``[*cache.tokens(0), *more]``.
     ``checkpoints``: positions in the prompt, such as the ends of messages, that the cache shall be able to go back to;
-    the prompt's end is one always. Work is done as the iterator is advanced.
+    the prompt's end is one always. ``stop``: strings that end the text before them, ``include_stop``: after them;
+    ``deadline``: seconds after which it ends, from the first step on (`Stopping`). ``logprobs``: tell the
+    log-probability of each token and of so many top tokens (`Logprobs`). Work is done as the iterator is advanced.
     Raises InputError, here, where an argument does not fit.
     """
-    if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
-        raise InputError(f"max_tokens is {max_tokens!r}; expected an integer >= 1")
     if not isinstance(model, Model):
         raise InputError(f"model is a {type(model).__name__}; expected one made by exactkv.load")
     if cache is not None and not isinstance(cache, Cache):
         raise InputError(f"cache is a {type(cache).__name__}; expected one made by model.new_cache()")
     if not isinstance(sampling, Sampling):
         raise InputError(f"sampling is {sampling!r}; expected exactkv.Sampling(temperature=..., top_p=..., seed=...)")
+    if sampling.greatest_id >= model.spec.vocab_size:
+        raise InputError(
+            f"sampling names token {sampling.greatest_id}; the vocabulary is 0 to {model.spec.vocab_size - 1}"
+        )
+    if logprobs is not None and (not is_int(logprobs) or logprobs < 0):
+        raise InputError(f"logprobs is {logprobs!r}; expected how many top tokens to tell, an integer >= 0, or None")
     ids = prompt_ids(model, prompt)
     if cache is None:
         cache = model.new_cache()
@@ -223,14 +254,12 @@ def stream(
     limit = cache.max_length
     if limit is not None and len(ids) > limit:
         raise InputError(f"the prompt has {len(ids)} tokens; at most {limit} fit. Shorten it.")
-    given = None if stop_token_ids is None else listed("stop_token_ids", stop_token_ids)
-    if not all(is_int(i) for i in given or ()):
-        raise InputError(f"stop_token_ids are {given!r}; expected token ids, which are integers")
-    ends = end_token_ids(model) if given is None else frozenset(given)
+    ends = end_token_ids(model) if stop_token_ids is None else stop_token_ids
+    stopping = Stopping(max_tokens, ends, stop, include_stop, deadline)
     marks = listed("checkpoints", checkpoints)
     if not all(is_int(m) and 0 <= m <= len(ids) for m in marks):
         raise InputError(f"checkpoints are {marks!r}; expected positions from 0 to the prompt's length {len(ids)}")
-    return Generation(model, ids, max_tokens, sampling, ends, cache, marks)
+    return Generation(model, ids, stopping, sampling, cache, marks, logprobs)
 
 
 def prompt_ids(model: Model, prompt: Prompt) -> list[int]:

@@ -1,4 +1,4 @@
-"""Text <-> token ids, chat templates, and text from tokens one at a time.
+"""Text <-> token ids, and chat templates.
 
 The work is done by a `tokenizers.Tokenizer` (the Rust library) and, for chat templates, jinja2's immutable
 sandbox; this module adds what lies around them: special tokens, files, errors.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exactkv.errors import InputError, LoadError
+from exactkv.models.text_stream import TextStream
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -28,7 +29,6 @@ _CONVERTIBLE = (
     "merges.txt",
     "vocab.txt",
 )
-_REPLACEMENT = "\ufffd"  # what decoding gives for bytes that are no whole character
 
 
 class Tokenizer:
@@ -89,6 +89,14 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def byte_ids(self) -> frozenset[int]:
+        """The tokens that stand for one byte each and are written as <0xE6>; () where the decoder knows no such."""
+        if self.backend.decoder is None or "ByteFallback" not in repr(self.backend.decoder):
+            return frozenset()
+        ids = (self.backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        return frozenset(i for i in ids if i is not None)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Special tokens that are written out in the text become the tokens themselves.
@@ -171,60 +179,6 @@ class Tokenizer:
             raise InputError(
                 f"the model's chat template refused these messages (roles {roles}): {error or type(error).__name__}"
             ) from error
-
-
-class TextStream:
-    """Text from tokens one at a time, made by `Tokenizer.stream`.
-
-    The pieces, joined, are the decoded text. (Where a text's bytes are broken, `decode` of the whole may show
-    another number of U+FFFD: a piece that was returned can't be taken back.) What a token adds to the text
-    depends on the tokens before it (spaces, characters of several tokens), so a few of them are decoded again
-    with each new one: those since the last place where the text was whole.
-    """
-
-    # A character takes at most four tokens; a text that isn't whole after these many holds broken bytes.
-    _MAX_PENDING = 16
-
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
-        self._window: list[int] = []  # tokens that are decoded again
-        self._num_shown = 0  # how many of them stand for text that was returned
-        self._shown = ""  # their text
-
-    def step(self, token_id: int) -> str:
-        """The text that this token completes: "" while a character is incomplete."""
-        self._window.append(token_id)
-        text = self._window_text()
-        pending = len(self._window) - self._num_shown
-        if text.endswith(_REPLACEMENT) and pending < self._MAX_PENDING:
-            return ""
-        return self._show(text)
-
-    def flush(self) -> str:
-        """What is left at the end: an incomplete character as U+FFFD, or ""."""
-        return self._show(self._window_text()) if len(self._window) > self._num_shown else ""
-
-    def _show(self, text: str) -> str:
-        new = text[len(self._shown) :]
-        newest = self._window[self._num_shown :]
-        alone = self._decode(newest)
-        # A decoder may treat the beginning of a text specially (drop a space), so the window must begin with
-        # tokens whose own text is not empty.
-        if alone and not alone.endswith(_REPLACEMENT):
-            self._window, text = newest, alone
-        self._num_shown, self._shown = len(self._window), text
-        return new
-
-    def _window_text(self) -> str:
-        text = self._decode(self._window)
-        if text.startswith(self._shown):
-            return text
-        # Broken bytes can spoil whole characters right before them, which were returned already.
-        return self._shown + self._decode(self._window[self._num_shown :])
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, self._skip_special_tokens)
 
 
 @lru_cache(maxsize=8)
