@@ -1,10 +1,13 @@
 """Text from a model: sampling, stopping and the token loop."""
 
-from exactkv.generation.loop import Generation, Piece, Prompt, Stats, end_token_ids, prompt_ids, stream
+from exactkv.generation.draft import Draft, ModelDraft, PromptLookup
+from exactkv.generation.loop import Generation, Stats, stream
+from exactkv.generation.prompts import Prompt, end_token_ids, prompt_ids
 from exactkv.generation.sampling import GREEDY, Choice, History, Logprobs, Sampling, choose, choose_run
 from exactkv.generation.stopping import Ending, Stopping
+from exactkv.generation.text import Piece
 
 __all__ = [
-    "GREEDY", "Choice", "Ending", "Generation", "History", "Logprobs", "Piece", "Prompt", "Sampling", "Stats",
+    "GREEDY", "Choice", "Draft", "Ending", "Generation", "History", "Logprobs", "ModelDraft", "Piece", "Prompt", "PromptLookup", "Sampling", "Stats",
     "Stopping", "choose", "choose_run", "end_token_ids", "prompt_ids", "stream",
 ]  # fmt: skip

@@ -14,9 +14,10 @@ from typing import Any
 from exactkv.cache import CheckpointPolicy
 from exactkv.errors import InputError, LoadError
 from exactkv.generation import saved
-from exactkv.generation.loop import Generation, Piece, Stats, stream
-from exactkv.generation.reuse import common_prefix, forgets
+from exactkv.generation.loop import Generation, Stats, stream
+from exactkv.generation.reuse import common_prefix
 from exactkv.generation.sampling import GREEDY, Sampling
+from exactkv.generation.text import Piece
 from exactkv.models.model import Model
 
 Message = dict[str, str]
@@ -171,7 +172,7 @@ class Conversation:
     def _ends(self, messages: Sequence[Message], tokens: Sequence[int]) -> list[int]:
         """Where in ``tokens`` messages end, as far as the cache does not hold them. The last one's end is left out: the
         prompt's own checkpoint is a few tokens on."""
-        if not forgets(self.cache):
+        if not self.cache.spec.forgets:
             return []
         held = common_prefix(self.cache.tokens(0), tokens)
         ends: list[int] = []

@@ -7,6 +7,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from exactkv.errors import InputError
+from exactkv.generation.reuse import reuse
+from exactkv.generation.sampling import GREEDY, History, Sampling, choose
+from exactkv.models.model import Model
+
+PREFILL_WIDTH = 512
 
 
 class Draft(Protocol):
@@ -20,8 +25,8 @@ class Draft(Protocol):
 
 @dataclass
 class PromptLookup:
-    """Drafts copied from the text itself: what followed the last time that its ending stood before (github.com/apoorvumang,
-    "Prompt lookup decoding", 2023). Of several lengths of ending the longest counts.
+    """Drafts copied from the text itself: what followed the last time that its ending stood before (A. Saxena, "Prompt
+    lookup decoding", 2023). Of several lengths of ending the longest counts.
 
     ``longest``, ``shortest``: lengths of endings in tokens. Takes memory and time in proportion to the text's length.
     """
@@ -51,12 +56,64 @@ class PromptLookup:
                     self._after[tuple(tokens[end - size : end])] = end
         self._seen = max(self._seen, len(tokens))
 
-    def _sizes(self) -> range | list[int]:
-        return [n for n in (self.longest, self.longest // 2, self.longest // 4, self.shortest) if n >= self.shortest]
+    def _sizes(self) -> list[int]:
+        """The lengths of endings that are noted, the longest first."""
+        halved = {self.longest, self.longest // 2, self.longest // 4, self.shortest}
+        return sorted((n for n in halved if n >= self.shortest), reverse=True)
+
+
+class ModelDraft:
+    """Drafts from a smaller model of the same vocabulary. It chooses with the same settings and the same noise, so that
+    also where tokens are sampled its guess is what it would say in the other's place."""
+
+    def __init__(self, model: Model, sampling: Sampling = GREEDY):
+        self.model, self.sampling = model, sampling
+        self.cache = model.new_cache()
+
+    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
+        """See Draft."""
+        limit = self.cache.max_length
+        most = most if limit is None else min(most, limit + 1 - len(tokens))
+        if most < 1:
+            return []
+        text = [*tokens]
+        self.cache.slack = max(self.cache.slack, most)
+        start = reuse(self.cache, text)
+        for begin in range(start, len(text) - 1, PREFILL_WIDTH):
+            self.model([text[begin : min(begin + PREFILL_WIDTH, len(text) - 1)]], cache=self.cache, logits="none")
+        history = History(text) if self.sampling.reads_text else None
+        guess: list[int] = []
+        while len(guess) < most:
+            logits = self.model([text[-1:]], cache=self.cache, logits="last")
+            assert logits is not None
+            (token,) = choose(logits, [self.sampling], [len(text)], [history]).ids()
+            guess.append(token)
+            text.append(token)
+            if history is not None:
+                history.append(token)
+        return guess
+
+
+def make_draft(given: Draft | Model | str | None, model: Model, sampling: Sampling) -> Draft | None:
+    """What `stream` takes as ``draft``, for one text. Raises InputError where it is none of that."""
+    if given is None or given == "none":
+        return None
+    if given == "lookup":
+        return PromptLookup()
+    if isinstance(given, Model):
+        if given.spec.vocab_size != model.spec.vocab_size:
+            raise InputError(
+                f"the draft model has {given.spec.vocab_size} tokens, the model {model.spec.vocab_size}; expected a smaller "
+                "model of the same family, with the same tokenizer"
+            )
+        return ModelDraft(given, sampling)
+    if callable(getattr(given, "propose", None)) and not isinstance(given, str):
+        return given
+    raise InputError(f"draft is {given!r}; expected 'lookup', a model, a Draft, or None")
 
 
 @dataclass
-class Length:
+class DraftLength:
     """How many tokens to guess: more while guesses come true, and none for a while where they do not.
 
     ``most``: the largest number. A guess that fails at once costs about what its tokens cost to check; so after each such

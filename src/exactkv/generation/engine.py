@@ -8,19 +8,15 @@ the bytes, the newest gives its own back, waits, and goes on later where it was.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
-
-from exactkv.cache import Cache, join
+from exactkv.cache import Cache
 from exactkv.cache.checks import is_int, require
 from exactkv.cache.row import most_nbytes
 from exactkv.errors import InputError
 from exactkv.generation.draft import Draft, DraftLength
-from exactkv.generation.reuse import next_stop
-from exactkv.generation.sampling import choose, choose_run
 from exactkv.generation.text import Piece, Text
 from exactkv.models.model import Model
 

@@ -1,44 +1,25 @@
-"""One text: prefill the prompt, then a forward pass a token, until the model or a limit ends it."""
+"""One text: prefill the prompt, then a forward pass a token or a draft, until the model or a limit ends it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from exactkv.cache import Cache
-from exactkv.cache.checks import is_int, listed
+from exactkv.cache.checks import is_int, listed, require
 from exactkv.errors import InputError
-from exactkv.generation.reuse import forgets, next_stop, reuse
-from exactkv.generation.sampling import GREEDY, History, Logprobs, Sampling, choose
-from exactkv.generation.stopping import Ending, Stopping
+from exactkv.generation.draft import Draft, DraftLength, make_draft
+from exactkv.generation.prompts import Prompt
+from exactkv.generation.reuse import next_stop, reuse
+from exactkv.generation.sampling import GREEDY, Logprobs, Sampling
+from exactkv.generation.text import Piece, Text, make_text
 from exactkv.models.model import Model
-
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-"""A text, token ids, or messages ({"role": ..., "content": ...}) for the model's chat template."""
 
 PREFILL_WIDTH = 512
 """Prompt tokens a forward pass: enough to use the machine, few enough to bound memory and answer Ctrl-C."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What has been added since the piece before.
-
-    ``tokens``: the ids generated since; text may come later than its tokens, where it was held back, and an end
-    token and a stop string have none. ``finish_reason``: None but in the last piece: "stop" at an end token or a stop
-    string, ``matched`` then being which; "length" at max_tokens or at the model's maximum; "deadline".
-    ``logprobs``: one a token, () where they were not asked for.
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: str | None = None
-    matched: str | int | None = None
-    logprobs: tuple[Logprobs, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +29,7 @@ class Stats:
     ``prompt_tokens``: all of the prompt; ``cached_tokens`` of them were in the cache, ``fed_tokens`` went through the
     model. The two add up to the first but before prefill has ended, or where it was interrupted.
     ``prefill_seconds`` include choosing the first token; ``first_token_seconds`` is the time from the first
-    call on, None before there is one.
+    call on, None before there is one. Of ``drafted_tokens`` guesses ``accepted_tokens`` came true.
     """
 
     prompt_tokens: int
@@ -59,6 +40,8 @@ class Stats:
     decode_seconds: float
     first_token_seconds: float | None
     cache_bytes: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def prompt_rate(self) -> float | None:
@@ -83,24 +66,17 @@ class Generation(Iterator[Piece]):
     def __init__(
         self,
         model: Model,
-        prompt: Sequence[int],
-        stopping: Stopping,
-        sampling: Sampling,
+        text: Text,
         cache: Cache,
         checkpoints: Sequence[int] = (),
-        num_logprobs: int | None = None,
+        draft: Draft | None = None,
+        draft_tokens: int = 0,
     ):
-        self.model, self.prompt, self.cache = model, tuple(prompt), cache
-        # The prompt's is before its last token, whose logits anyone who comes back will want.
-        self._marks = dict.fromkeys(checkpoints, "message") | {len(prompt) - 1: "prompt"} if forgets(cache) else {}
-        self.stopping, self.sampling, self.num_logprobs = stopping, sampling.resolved(model.tokenizer), num_logprobs
-        self.max_tokens = stopping.max_tokens
-        self.tokens: list[int] = []
-        self.logprobs: list[Logprobs] = []
-        self.text = ""
-        self._ending = Ending(stopping, model.tokenizer)
-        self._history = History(self.prompt) if sampling.reads_text else None
-        self._cached = self._fed = 0
+        self.model, self.cache, self._text, self._draft = model, cache, text, draft
+        self._length = DraftLength(draft_tokens)
+        last = len(text.prompt) - 1  # the last token's logits are what anyone who comes back will want
+        self._marks = dict.fromkeys(checkpoints, "message") | {last: "prompt"} if cache.spec.forgets else {}
+        self._cached = self._fed = self._drafted = self._accepted = 0
         self._position = cache.lengths[0]
         self._prefill_seconds = self._decode_seconds = 0.0
         self._first_token_seconds: float | None = None
@@ -114,14 +90,39 @@ class Generation(Iterator[Piece]):
         self._pieces.close()
 
     @property
+    def prompt(self) -> tuple[int, ...]:
+        """Its token ids."""
+        return self._text.prompt
+
+    @property
+    def tokens(self) -> list[int]:
+        """All ids generated so far."""
+        return self._text.generated
+
+    @property
+    def text(self) -> str:
+        """What the pieces said so far."""
+        return self._text.shown
+
+    @property
+    def logprobs(self) -> list[Logprobs]:
+        """Of each token, where asked for."""
+        return self._text.logprobs
+
+    @property
+    def max_tokens(self) -> int:
+        """The most that may be generated."""
+        return self._text.stopping.max_tokens
+
+    @property
     def finish_reason(self) -> str | None:
         """Why it has ended; None while it goes on or where it was interrupted."""
-        return self._ending.reason
+        return self._text.ending.reason
 
     @property
     def matched(self) -> str | int | None:
         """The stop string or end token that ended it."""
-        return self._ending.matched
+        return self._text.ending.matched
 
     @property
     def stats(self) -> Stats:
@@ -135,53 +136,69 @@ class Generation(Iterator[Piece]):
             decode_seconds=self._decode_seconds,
             first_token_seconds=self._first_token_seconds,
             cache_bytes=self.cache.nbytes,
+            drafted_tokens=self._drafted,
+            accepted_tokens=self._accepted,
         )
 
     def _run(self) -> Generator[Piece, None, None]:
-        ending, told = self._ending, 0
+        ending = self._text.ending
         ending.start()
-        choice = self._first_choice()
-        while ending.reason is None:
-            text = ending.give_up() if choice is None else self._take(choice)
-            if text or self.model.tokenizer is None or ending.reason is not None:
-                self.text += text
-                start, told = told, len(self.tokens)
-                tokens, logprobs = tuple(self.tokens[start:]), tuple(self.logprobs[start:])
-                yield Piece(text, tokens, ending.reason, ending.matched, logprobs)
-            if ending.reason is None:
-                started = time.perf_counter()
-                choice = self._chosen(self._feed(self.tokens[-1:], "last"))
-                self._decode_seconds += time.perf_counter() - started
+        piece = self._prefill()
+        while True:
+            if piece is not None:
+                yield piece
+            if ending.reason is not None:
+                return
+            started = time.perf_counter()
+            piece = self._decode()
+            self._decode_seconds += time.perf_counter() - started
 
-    def _take(self, choice: tuple[int, Logprobs | None]) -> str:
-        token, logprobs = choice
-        self.tokens.append(token)
-        if logprobs is not None:
-            self.logprobs.append(logprobs)
-        if self._history is not None:
-            self._history.append(token)
-        full = self.cache.max_length is not None and self.cache.lengths[0] >= self.cache.max_length
-        return self._ending.feed(token, full)
-
-    def _first_choice(self) -> tuple[int, Logprobs | None] | None:
-        """Feed what the cache lacks of the prompt, a piece a forward pass; logits are made for its last position. None
-        where the deadline is over before."""
+    def _prefill(self) -> Piece | None:
+        """Feed what the cache lacks of the prompt, a piece a forward pass; logits are made for its last position."""
         started = time.perf_counter()
         self._check_position()
-        self._cached = self._position = reuse(self.cache, self.prompt)
-        last = len(self.prompt)
+        prompt = self.prompt
+        self._cached = self._position = reuse(self.cache, prompt)
         logits = None
-        while self._position < last:
-            start, stop = self._position, next_stop(self.cache, last, PREFILL_WIDTH, self._marks)
-            logits = self._feed(self.prompt[start:stop], "last" if stop == last else "none")
+        while self._position < len(prompt):
+            start, stop = self._position, next_stop(self.cache, len(prompt), PREFILL_WIDTH, self._marks)
+            logits = self._feed(prompt[start:stop], "last" if stop == len(prompt) else "none")
             if stop in self._marks:
                 self.cache.checkpoint(label=self._marks[stop])
             self._prefill_seconds = time.perf_counter() - started
-            if self._ending.late:
-                return None
-        choice = self._chosen(logits)
+            if self._text.ending.late:
+                return self._text.give_up()
+        piece = self._take(logits, [])
         self._prefill_seconds = self._first_token_seconds = time.perf_counter() - started
-        return choice
+        return piece
+
+    def _decode(self) -> Piece | None:
+        """A forward pass: the last token and a guess of what follows it."""
+        guess = self._guess()
+        logits = self._feed([self.tokens[-1], *guess], "all" if guess else "last")
+        return self._take(logits if logits is None or not guess else logits[0], guess)
+
+    def _guess(self) -> list[int]:
+        if self._draft is None:
+            return []
+        most = min(self._length.next(), self._text.room - 1)
+        guess = self._draft.propose(self._text.ids, most) if most > 0 else []
+        self._drafted += len(guess)
+        return guess
+
+    def _take(self, logits: Tensor | None, guess: list[int]) -> Piece | None:
+        """Choose from ``logits`` [1 + guess, V]; the cache is left with all tokens but the last."""
+        assert logits is not None
+        choice = self._text.choose(logits, guess)
+        before = len(self.tokens)
+        piece = self._text.take(choice.ids(), choice.logprobs, guess)
+        if guess:
+            accepted = len(self.tokens) - before - 1
+            self._accepted += accepted
+            self._length.learn(len(guess), accepted)
+            self.cache.rewind(len(self._text.ids) - 1)
+            self._position = self.cache.lengths[0]
+        return piece
 
     def _feed(self, tokens: Sequence[int], logits: str) -> Tensor | None:
         self._check_position()
@@ -190,11 +207,6 @@ class Generation(Iterator[Piece]):
         finally:
             self._position = self.cache.lengths[0]
             self._fed = min(len(self.prompt), self._position) - self._cached
-
-    def _chosen(self, logits: Tensor | None) -> tuple[int, Logprobs | None]:
-        assert logits is not None
-        choice = choose(logits, [self.sampling], self.cache.lengths, [self._history], [self.num_logprobs])
-        return choice.ids()[0], choice.logprobs[0]
 
     def _check_position(self) -> None:
         """Raise InputError where somebody else has fed or rewound the cache since the last token."""
@@ -218,6 +230,8 @@ def stream(
     include_stop: bool = False,
     deadline: float | None = None,
     logprobs: int | None = None,
+    draft: Draft | Model | str | None = None,
+    draft_tokens: int = 12,
 ) -> Generation:
     """Generate after ``prompt``: an iterator of pieces, with ``.text``, ``.tokens``, ``.stats`` and ``.cache``.
 
@@ -228,22 +242,17 @@ def stream(
     ``checkpoints``: positions in the prompt, such as the ends of messages, that the cache shall be able to go back to;
     the prompt's end is one always. ``stop``: strings that end the text before them, ``include_stop``: after them;
     ``deadline``: seconds after which it ends, from the first step on (`Stopping`). ``logprobs``: tell the
-    log-probability of each token and of so many top tokens (`Logprobs`). Work is done as the iterator is advanced.
+    log-probability of each token and of so many top tokens (`Logprobs`). ``draft``: "lookup" guesses what follows from
+    the text itself, a model of the same vocabulary by generating, a `Draft` in its own way; at most ``draft_tokens`` are
+    checked in one pass. Guesses change how fast a text comes, not the text. Work is done as the iterator is advanced.
     Raises InputError, here, where an argument does not fit.
     """
-    if not isinstance(model, Model):
-        raise InputError(f"model is a {type(model).__name__}; expected one made by exactkv.load")
     if cache is not None and not isinstance(cache, Cache):
         raise InputError(f"cache is a {type(cache).__name__}; expected one made by model.new_cache()")
-    if not isinstance(sampling, Sampling):
-        raise InputError(f"sampling is {sampling!r}; expected exactkv.Sampling(temperature=..., top_p=..., seed=...)")
-    if sampling.greatest_id >= model.spec.vocab_size:
-        raise InputError(
-            f"sampling names token {sampling.greatest_id}; the vocabulary is 0 to {model.spec.vocab_size - 1}"
-        )
-    if logprobs is not None and (not is_int(logprobs) or logprobs < 0):
-        raise InputError(f"logprobs is {logprobs!r}; expected how many top tokens to tell, an integer >= 0, or None")
-    ids = prompt_ids(model, prompt)
+    limit = None if cache is None else cache.max_length
+    text = make_text(model, prompt, max_tokens, sampling, stop_token_ids, stop, include_stop, deadline, logprobs, limit)
+    require(is_int(draft_tokens) and draft_tokens >= 1, "draft_tokens", draft_tokens, "an integer >= 1")
+    made = make_draft(draft, model, text.sampling)
     if cache is None:
         cache = model.new_cache()
     elif cache.batch_size != 1:
@@ -251,44 +260,9 @@ def stream(
             f"the cache has {cache.batch_size} rows; stream generates one text: give it cache.select([row])"
         )
     model._check_cache(cache, 1, None)  # before anything is rewound
-    limit = cache.max_length
-    if limit is not None and len(ids) > limit:
-        raise InputError(f"the prompt has {len(ids)} tokens; at most {limit} fit. Shorten it.")
-    ends = end_token_ids(model) if stop_token_ids is None else stop_token_ids
-    stopping = Stopping(max_tokens, ends, stop, include_stop, deadline)
-    marks = listed("checkpoints", checkpoints)
-    if not all(is_int(m) and 0 <= m <= len(ids) for m in marks):
-        raise InputError(f"checkpoints are {marks!r}; expected positions from 0 to the prompt's length {len(ids)}")
-    return Generation(model, ids, stopping, sampling, cache, marks, logprobs)
-
-
-def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
-    """The token ids of a prompt in any of its forms. Raises InputError where it is empty or none of them."""
-    given: Any = prompt.tolist() if isinstance(prompt, Tensor) else prompt
-    tokenizer, vocab_size = model.tokenizer, model.spec.vocab_size
-    is_chat = isinstance(given, Sequence) and len(given) > 0 and all(isinstance(m, Mapping) for m in given)
-    if isinstance(given, str) or is_chat:
-        if tokenizer is None:
-            raise InputError("this model has no tokenizer, so its prompt must be a list of token ids")
-        ids = tokenizer.encode(given) if isinstance(given, str) else tokenizer.apply_chat_template(given)
-    elif isinstance(given, Sequence) and all(isinstance(i, int) and not isinstance(i, bool) for i in given):
-        ids = list(given)
-    else:
-        shown = str(given) if len(str(given)) <= 80 else f"{str(given)[:80]}…"
-        raise InputError(
-            f"the prompt is {shown!r}; expected one text, one list of token ids, or one list of messages "
-            'like {"role": "user", "content": "Hello"}'
-        )
-    if not ids:
-        raise InputError("the prompt is empty; expected at least one token, such as the model's bos token")
-    if not 0 <= min(ids) <= max(ids) < vocab_size:
-        wrong = next(i for i in ids if not 0 <= i < vocab_size)
-        raise InputError(f"token id {wrong} of the prompt is outside the vocabulary: 0 to {vocab_size - 1}")
-    return ids
-
-
-def end_token_ids(model: Model) -> frozenset[int]:
-    """The tokens that end a text: those of the model's generation config and of its tokenizer."""
-    configured = model.generation_config.get("eos_token_id")
-    ids = {configured} if isinstance(configured, int) else set(configured or ())
-    return frozenset(ids | set(model.tokenizer.eos_token_ids if model.tokenizer is not None else ()))
+    marks, count = listed("checkpoints", checkpoints), len(text.prompt)
+    if not all(is_int(m) and 0 <= m <= count for m in marks):
+        raise InputError(f"checkpoints are {marks!r}; expected positions from 0 to the prompt's length {count}")
+    if made is not None:
+        cache.slack = max(cache.slack, draft_tokens)
+    return Generation(model, text, cache, marks, made, draft_tokens)

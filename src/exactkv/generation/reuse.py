@@ -20,11 +20,6 @@ def reuse(cache: Cache, tokens: Sequence[int]) -> int:
     return cache.rewind(max(0, min(held, len(tokens) - 1)))[0]
 
 
-def forgets(cache: Cache) -> bool:
-    """Whether some layer gives up what earlier positions need, so that checkpoints are worth taking."""
-    return bool(cache.spec.recurrent) or any(zone.bound is not None for zone in cache.spec.zones)
-
-
 def next_stop(cache: Cache, end: int, width: int, marks: Iterable[int] = ()) -> int:
     """Where the next piece of a prompt that ends at ``end`` stops: after at most ``width`` tokens, at the next of
     ``marks``, and where the cache's policy files its next checkpoint."""
