@@ -191,7 +191,7 @@ class Sampling:
         return max([*named, *(b for b in self.breakers if isinstance(b, int))], default=-1)
 
     def resolved(self, tokenizer: Tokenizer | None) -> Sampling:
-        """The same with token ids for DRY's breakers. Raises InputError where it takes a tokenizer and there is none."""
+        """The same with token ids for DRY's breakers. Raises InputError where they need a missing tokenizer."""
         if self.dry_multiplier == 0 or all(isinstance(b, int) for b in self.breakers):
             return self
         if tokenizer is None:
