@@ -77,7 +77,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         self._check_ranges()
-        pairs = list(self.logit_bias.items()) if isinstance(self.logit_bias, Mapping) else list(self.logit_bias)
+        bias = self.logit_bias
+        pairs = list(bias.items()) if isinstance(bias, Mapping) else listed("logit_bias", bias)
         allowed = None if self.allowed_tokens is None else _ids("allowed_tokens", self.allowed_tokens)
         kept: dict[str, Any] = {
             "logit_bias": _bias(pairs),
