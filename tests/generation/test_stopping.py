@@ -88,7 +88,7 @@ def test_all_ends_together(data: st.DataObject) -> None:
 
 def test_an_accepted_run_with_the_cap_and_the_end_inside() -> None:
     """[x, EOS, y, z] as a draft that was accepted at once (kinds I and S): nothing after the end counts."""
-    x, y, z = 97, 98, 99
+    x, y, z = TOKENIZER.encode("xyz", add_special_tokens=False)
     for limit, strings, expected in (
         (9, (), ("stop", END, 2)),
         (2, (), ("stop", END, 2)),
