@@ -23,8 +23,8 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_each_token_is_chosen_from_the_whole_text_so_far(settings: dict[str, Any]) -> None:
-    """Against a loop without a cache, with a new history a token: the prompt counts too, with the cache cold, hot, partly
-    hot and left over from another text (kind S: a reused prefix is not forgotten)."""
+    """Against a loop without a cache, with a new history a token. The prompt counts too, with the cache cold, hot,
+    partly hot and left over from another text (kind S: a reused prefix is not forgotten)."""
     model, sampling = text_model(), Sampling(**settings)
     text = list(PROMPT)
     for _ in range(25):

@@ -165,22 +165,22 @@ class Sampling:
         """``dry_sequence_breakers``."""
         return self.dry_sequence_breakers  # type: ignore[return-value]
 
-    @property
+    @cached_property
     def penalises(self) -> bool:
         """Whether there is a repetition, presence or frequency penalty."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
-    @property
+    @cached_property
     def reads_text(self) -> bool:
         """Whether a choice depends on the tokens before it, beyond the logits."""
         return self.penalises or self.dry_multiplier > 0
 
-    @property
+    @cached_property
     def edits(self) -> bool:
         """Whether some setting changes logits (1 to 5 of the order)."""
         return self.reads_text or bool(self.bias or self.banned) or self.allowed is not None
 
-    @property
+    @cached_property
     def filters(self) -> bool:
         """Whether some setting leaves tokens out by their probability (7 to 11 of the order)."""
         return (self.top_k, self.top_p, self.min_p, self.typical_p, self.xtc_probability) != (0, 1, 0, 1, 0)
