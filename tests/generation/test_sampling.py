@@ -29,6 +29,7 @@ def test_greedy_takes_the_greatest_and_of_equals_the_lowest_id() -> None:
     edits = Sampling(logit_bias={0: 3.0}, banned_tokens=[1])
     assert drawn(logits, edits, [0, 0, 0]) == [0, 0, 2]
     assert choose(torch.zeros(0, 4), [], []).ids() == []
+    assert choose_run(torch.zeros(0, 4), Sampling(presence_penalty=1.0), 0, History([1])).ids() == []
 
 
 def splitmix64(seed: int, position: int, token: int) -> float:

@@ -32,7 +32,7 @@ from tests.generation.tiny_text import byte_tokenizer
         ({"xtc_probability": 1.1}, "xtc_probability is 1.1"),
         ({"xtc_threshold": 0}, "xtc_threshold is 0"),
         ({"xtc_threshold": 0.6}, "xtc_threshold is 0.6; .*XTC needs two tokens that reach it"),
-        ({"repetition_penalty": 0}, "repetition_penalty is 0; expected a number > 0; 1 changes nothing"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0; expected a number from 1e-6 to 1e6; 1 changes nothing"),
         ({"repetition_penalty": math.inf}, "repetition_penalty is inf"),
         ({"presence_penalty": math.nan}, "presence_penalty is nan"),
         ({"frequency_penalty": None}, "frequency_penalty is None"),

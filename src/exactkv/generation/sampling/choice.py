@@ -126,7 +126,7 @@ def choose_run(
     if len(draft) != max(0, count - 1):
         raise InputError(f"the draft has {len(draft)} tokens for {count} rows of logits; expected one token fewer")
     positions = range(position, position + count)
-    if not sampling.reads_text or text is None:
+    if count == 0 or not sampling.reads_text or text is None:
         return choose(logits, [sampling] * count, positions, [text] * count, [logprobs] * count)
     length, choices = len(text), []
     try:

@@ -108,9 +108,13 @@ class Sampling:
             0 < real("xtc_threshold") <= 0.5,
             "a number > 0 and <= 0.5: XTC needs two tokens that reach it",
         )
-        number("repetition_penalty", 0 < real("repetition_penalty") < math.inf, "a number > 0; 1 changes nothing")
+        number(
+            "repetition_penalty",
+            1e-6 <= real("repetition_penalty") <= 1e6,
+            "a number from 1e-6 to 1e6; 1 changes nothing",
+        )
         for name in ("presence_penalty", "frequency_penalty"):
-            number(name, math.isfinite(real(name)), "a finite number; 0 changes nothing")
+            number(name, abs(real(name)) <= 1e6, "a number from -1e6 to 1e6; 0 changes nothing")
         number("dry_multiplier", 0 <= real("dry_multiplier") <= 1e6, "a number from 0 to 1e6; 0: no DRY")
         number("dry_base", 1 <= real("dry_base") <= 100, "a number from 1 to 100")
         whole = "an integer from 0 to 2**63 - 1"
@@ -138,8 +142,9 @@ class Sampling:
                 raise InputError("allowed_tokens is empty, so nothing could be chosen; None allows all")
             if both := banned.intersection(self.allowed):
                 raise InputError(f"token {min(both)} is in banned_tokens and in allowed_tokens; leave it out of one")
+        allowed = None if self.allowed is None else set(self.allowed)
         for token, _ in self.bias:
-            if token in banned or (self.allowed is not None and token not in set(self.allowed)):
+            if token in banned or (allowed is not None and token not in allowed):
                 where = "is in banned_tokens" if token in banned else "is not in allowed_tokens"
                 raise InputError(f"logit_bias names token {token}, which {where}, so it is never chosen; leave it out")
 
