@@ -78,6 +78,12 @@ def test_save_and_load(start: Start, model_dir: Path, tmp_path: Path) -> None:
     assert int(cached) > 0 and int(fed) <= 2
 
 
+def test_what_cannot_be_saved_loses_nothing(start: Start, model_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, errors = piped(start, f"Hello\n/save {tmp_path}/file/talk\n/stats\n", str(model_dir), "--max-tokens", "2")
+    assert code == 2 and "exactkv: " in errors and "2 messages" in errors and "Traceback" not in errors
+
+
 class Terminal:
     """The command in a pseudo-terminal, where ^C is a signal."""
 

@@ -142,9 +142,13 @@ class Session:
             asked_to_leave = False
             try:
                 self._take(text)
-            except ExactKVError as error:
+            except (ExactKVError, OSError) as error:
                 self.failed = True
                 tell(f"exactkv: {error}")
+            except KeyboardInterrupt:  # while something else than an answer ran
+                if not self.reader.interactive:
+                    raise
+                tell("interrupted")
 
     def _take(self, text: str) -> None:
         if text.startswith("/") and not text.startswith("//"):

@@ -21,7 +21,7 @@ from exactkv.models.model import Model
 
 Message = dict[str, str]
 CHECKPOINTS = CheckpointPolicy(every=1024, max_bytes=1 << 30)
-"""Of a conversation's cache, beside those at the ends of messages: for edits within long texts, in bounded memory."""
+"""For edits within long texts, in bounded memory."""
 
 
 class Reply(Iterator[Piece]):
@@ -55,7 +55,8 @@ class Conversation:
 
     ``messages``: {"role", "content"}, the system's first if there is one; every question has an answer, empty where it
     was stopped before its first word. ``cache``: one row; what it holds never changes an answer, only its cost.
-    ``checkpoints``: how many states of windowed and recurrent layers the cache keeps to go back to. ``refused``: after ``load``, why the saved cache could not be used, else None.
+    ``checkpoints``: which states of windowed and recurrent layers it keeps to go back to, beside those at the ends of
+    messages. ``refused``: after ``load``, why the saved cache could not be used, else None.
     Raises InputError where the model has no chat template.
     """
 
