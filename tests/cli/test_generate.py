@@ -66,6 +66,43 @@ def test_json_has_it_all(model_dir: Path) -> None:
     }  # fmt: skip
 
 
+def test_every_option_reaches_the_sampling(model_dir: Path) -> None:
+    settings: dict[str, Any] = {
+        "top_k": 60, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.3, "presence_penalty": -0.2,
+        "frequency_penalty": 0.1, "seed": 4,
+    }  # fmt: skip
+    options = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
+    more = {"dry_multiplier": 0.8, "logit_bias": {"7": 1.5}}
+    found = run_json(
+        model_dir, "Hello", "--max-tokens", 12, "--temp", 0.9, *options, "--sampling", json.dumps(more), "--logprobs", 2
+    )
+    sampling = Sampling(0.9, **settings, dry_multiplier=0.8, logit_bias={7: 1.5})
+    hello = [{"role": "user", "content": "Hello"}]
+    expected = stream(load(model_dir), hello, 12, sampling, logprobs=2)
+    list(expected)
+    assert found["tokens"] == expected.tokens
+    assert [told["token"] for told in found["logprobs"]] == expected.tokens
+    first, same = found["logprobs"][0], expected.logprobs[0]
+    assert (first["logprob"], first["sampled_logprob"]) == pytest.approx((same.logprob, same.sampled_logprob))
+    assert set(first) == {"token", "text", "logprob", "top_logprobs", "sampled_logprob", "sampled_top_logprobs"}
+    assert [set(top) for top in first["top_logprobs"]] == [{"token", "text", "logprob"}] * 2
+    assert "logprobs" not in run_json(model_dir, "Hello", "--max-tokens", 1)
+
+
+def test_stops(model_dir: Path) -> None:
+    """Greedy text, cut before its later part wherever that first occurs; several stops, the first that comes counts."""
+    whole = run_json(model_dir, "Hello", "--max-tokens", 30, "--temp", 1)
+    assert whole["matched"] is None or isinstance(whole["matched"], int)
+    part = whole["text"][6:9]
+    options = ("--max-tokens", 30, "--temp", 1, "--stop", "never said", "--stop", part)
+    found = run_json(model_dir, "Hello", *options)
+    assert (found["text"], found["finish_reason"]) == (whole["text"][: whole["text"].index(part)], "stop")
+    assert found["matched"] == part and found["tokens"] == whole["tokens"][: len(found["tokens"])]
+    assert run_json(model_dir, "Hello", *options, "--include-stop")["text"] == found["text"] + part
+    late = run_json(model_dir, "Hello", "--max-tokens", 2000, "--temp", 1, "--deadline", 0.000001)
+    assert (late["finish_reason"], late["matched"]) == ("deadline", None) and len(late["tokens"]) <= 1
+
+
 def test_the_template_is_used_if_there_is_one(model_dir: Path, base_dir: Path) -> None:
     chat, raw = len("user:Hello\nassistant:"), len("Hello") + 1  # bos
 
@@ -98,6 +135,18 @@ def test_a_dash_reads_stdin(arguments: list[str], model_dir: Path, monkeypatch: 
         (["{model}", "x", "--temp", "-1"], "'--temp'"),
         (["{model}", "x", "--top-p", "0"], "top_p is 0.0; expected a number > 0"),
         (["{model}", "x", "--max-tokens", "0"], "'--max-tokens'"),
+        (["{model}", "x", "--top-k", "-1"], "top_k is -1; expected an integer >= 0"),
+        (["{model}", "x", "--stop", ""], "expected texts that are not empty"),
+        (["{model}", "x", "--deadline", "0"], "deadline is 0.0; expected seconds"),
+        (["{model}", "x", "--logprobs", "2"], "add --json"),
+        (["{model}", "x", "--sampling", "top_k=3"], "--sampling is 'top_k=3', which is not JSON"),
+        (["{model}", "x", "--sampling", "[1]"], "--sampling is '[1]'; expected a JSON object"),
+        (["{model}", "x", "--sampling", '{{"topk": 3}}'], "'topk' is no setting of sampling; did you mean top_k"),
+        (
+            ["{model}", "x", "--sampling", '{{"top_k": 3}}', "--top-k", "4"],
+            "top_k is given by an option and in --sampling",
+        ),
+        (["{model}", "x", "--sampling", '{{"banned_tokens": [264]}}'], "token 264; the vocabulary is 0 to 263"),
         (["{model}", "x", "--dtype", "float31"], "float31"),
         (["{model}", "x", "--device", "abacus"], "abacus"),
         (["{model}/nothing", "x"], "nothing"),

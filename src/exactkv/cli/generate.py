@@ -13,6 +13,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from exactkv.cli.options import (
+    Deadline,
+    Device,
+    Dtype,
+    FrequencyPenalty,
+    IncludeStop,
+    MaxTokens,
+    MinP,
+    MoreSampling,
+    PresencePenalty,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    Temp,
+    TopK,
+    TopP,
+    sampling_from,
+)
 from exactkv.cli.output import print_json
 from exactkv.errors import InputError
 
@@ -45,10 +63,19 @@ def generate(
         str | None,
         typer.Argument(metavar="PROMPT", show_default=False, help="The text to start from; '-' reads standard input."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Generate at most this many tokens.")] = 256,
-    temp: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 takes the most probable token.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Choose among the most probable tokens that reach this.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, another sample.")] = 0,
+    max_tokens: MaxTokens = 256,
+    stop: Stop = None,
+    include_stop: IncludeStop = False,
+    deadline: Deadline = None,
+    temp: Temp = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    seed: Seed = 0,
+    sampling: MoreSampling = None,
     chat: Annotated[
         bool | None,
         typer.Option(
@@ -62,8 +89,8 @@ def generate(
         str | None,
         typer.Option(metavar="TEXT", show_default=False, help="System message, for chat."),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64, or auto: the model's own.")] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ..., or auto: cuda where there is one.")] = "auto",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
     prompt_cache: Annotated[
         Path | None,
         typer.Option(
@@ -73,6 +100,15 @@ def generate(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead.")] = False,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            show_default=False,
+            help="With --json: the log-probability of each token, and of the N most probable ones in its place.",
+        ),
+    ] = None,
 ) -> None:
     """Generate text from a prompt.
 
@@ -82,20 +118,31 @@ def generate(
     name, text = _model_and_prompt(model, prompt)
     if system is not None and chat is False:
         raise typer.BadParameter("--system belongs to the chat template; leave out --raw")
+    if logprobs is not None and not as_json:
+        raise typer.BadParameter("--logprobs are told in the JSON object; add --json")
     text = _read_stdin() if text == "-" else _decoded(os.fsencode(text), "the prompt")
     if not text:
         raise InputError("the prompt is empty; give some text, or '-' and the text on standard input")
 
-    from exactkv.generation import Sampling, stream
+    from exactkv.generation import stream
     from exactkv.models.load import load
 
-    sampling = Sampling(temperature=temp, top_p=top_p, seed=seed)
+    settings = {
+        "temperature": temp, "top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty, "seed": seed,
+    }  # fmt: skip
+    chosen = sampling_from(settings, sampling)
     started = time.perf_counter()
     loaded = load(name if name is not None else _default_model(), device=device, dtype=dtype)
     load_seconds = time.perf_counter() - started
     given = _as_prompt(loaded, text, chat, system)
     cache = _saved_cache(prompt_cache, loaded)
-    result = Result(stream(loaded, given, max_tokens=max_tokens, sampling=sampling, cache=cache))
+    result = Result(
+        stream(
+            loaded, given, max_tokens, chosen, cache=cache, stop=stop or (), include_stop=include_stop,
+            deadline=deadline, logprobs=logprobs,
+        )
+    )  # fmt: skip
     result.run(None if as_json else sys.stdout.write)
     if prompt_cache is not None:
         result.generation.cache.save(prompt_cache)
@@ -214,6 +261,8 @@ def _as_json(model: Model, result: Result, stats: Stats, load_seconds: float) ->
         "text": "".join(result.text),
         "tokens": result.tokens,
         "finish_reason": "interrupted" if result.interrupted else result.generation.finish_reason,
+        "matched": result.generation.matched,
+        **({} if result.generation.num_logprobs is None else {"logprobs": _logprobs(model, result.generation)}),
         "usage": {
             "prompt_tokens": stats.prompt_tokens,
             "cached_tokens": stats.cached_tokens,
@@ -231,3 +280,21 @@ def _as_json(model: Model, result: Result, stats: Stats, load_seconds: float) ->
         },
         "cache_bytes": stats.cache_bytes,
     }
+
+
+def _logprobs(model: Model, generation: Generation) -> list[dict[str, Any]]:
+    """One object a token; see docs/generation.md."""
+
+    def told(token: int, logprob: float) -> dict[str, Any]:
+        text = None if model.tokenizer is None else model.tokenizer.decode([token], skip_special_tokens=False)
+        return {"token": token, "text": text, "logprob": logprob}
+
+    return [
+        {
+            **told(at.token, at.logprob),
+            "sampled_logprob": at.sampled_logprob,
+            "top_logprobs": [told(*pair) for pair in at.top_logprobs],
+            "sampled_top_logprobs": [told(*pair) for pair in at.sampled_top_logprobs],
+        }
+        for at in generation.logprobs
+    ]

@@ -2,13 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from exactkv.errors import InputError
+
+if TYPE_CHECKING:
+    from exactkv.generation import Sampling
+
 MODEL_FORMS = "A directory, a .gguf file, a hub id (org/name) or the name of an embedded model."
 
-TopP = Annotated[float, typer.Option(help="Choose among the most probable tokens that reach this.")]
+Temp = Annotated[float, typer.Option(min=0, help="Temperature; 0 takes the most probable token.")]
+TopK = Annotated[int, typer.Option(help="Among the k most probable tokens; 0: all.")]
+TopP = Annotated[float, typer.Option(help="Among the most probable tokens that together reach this.")]
+MinP = Annotated[float, typer.Option(help="Among tokens at least so many times as probable as the first.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Divide logits of tokens that have come by this.")]
+PresencePenalty = Annotated[float, typer.Option(help="Subtract this from logits of tokens that have come.")]
+FrequencyPenalty = Annotated[float, typer.Option(help="Subtract this for each time that a token has come.")]
+Seed = Annotated[int, typer.Option(min=0, help="Another seed, another sample.")]
+MoreSampling = Annotated[
+    str | None,
+    typer.Option(
+        "--sampling",
+        metavar="JSON",
+        show_default=False,
+        help='Any settings of exactkv.Sampling by name, such as \'{"dry_multiplier": 0.8, "banned_tokens": [5]}\'.',
+    ),
+]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Generate at most this many tokens.")]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", show_default=False, help="End before this text; may be given several times."),
+]
+IncludeStop = Annotated[bool, typer.Option("--include-stop", help="End after the stop text instead.")]
+Deadline = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", show_default=False, help="End after this time with what there is."),
+]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64, or auto: the model's own.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ..., or auto: cuda where there is one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+def sampling_from(given: Mapping[str, Any], more: str | None) -> Sampling:
+    """The settings that options name, and those of ``--sampling``. Raises InputError where both name one."""
+    from exactkv.generation import Sampling
+
+    settings = {name: value for name, value in given.items() if value != getattr(Sampling, name)}
+    if more is None:
+        return Sampling(**settings)
+    try:
+        content = json.loads(more)
+    except ValueError as error:
+        raise InputError(f"--sampling is {more!r}, which is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f'--sampling is {more!r}; expected a JSON object such as {{"typical_p": 0.9}}')
+    if both := settings.keys() & content.keys():
+        raise InputError(f"{min(both)} is given by an option and in --sampling; leave it out of one")
+    return Sampling.from_dict({**content, **settings})

@@ -99,8 +99,12 @@ def choose(
             tokens[row], peaks[row], told[row] = _alone(logits[row], sampling, positions[row], text, count)
         elif sampling.temperature > 0:
             plain.append(row)
-    for rows in [plain] if logits.is_cuda and plain else [[row] for row in plain]:
-        scaled = _scaled(logits[rows], peaks[rows], [samplings[r].temperature for r in rows])
+    if logits.is_cuda and plain:
+        parts = [(plain, logits[plain], peaks[plain])]
+    else:
+        parts = [([row], logits[row : row + 1], peaks[row : row + 1]) for row in plain]
+    for rows, part, greatest in parts:
+        scaled = _scaled(part, greatest, [samplings[r].temperature for r in rows])
         tokens[rows] = _drawn(scaled, [samplings[r].seed for r in rows], [positions[r] for r in rows])
     return Choice(torch.where(torch.isfinite(peaks), tokens, -1), peaks, tuple(told))
 
@@ -122,7 +126,7 @@ def choose_run(
     if len(draft) != max(0, count - 1):
         raise InputError(f"the draft has {len(draft)} tokens for {count} rows of logits; expected one token fewer")
     positions = range(position, position + count)
-    if not sampling.reads_text or text is None:
+    if count == 0 or not sampling.reads_text or text is None:
         return choose(logits, [sampling] * count, positions, [text] * count, [logprobs] * count)
     length, choices = len(text), []
     try:
@@ -177,7 +181,7 @@ def _ranked(logs: Tensor, count: int, ids: Tensor | None = None) -> Ranked:
 def _scaled(rows: Tensor, peaks: Tensor, temperatures: Sequence[float]) -> Tensor:
     """float64 [B, V], at most 0, so that it never overflows."""
     divisors = torch.tensor(temperatures, dtype=torch.float64).to(rows.device)
-    return (rows.double() - peaks[:, None].double()) / divisors[:, None]
+    return (rows.double() - peaks[:, None].double()).div_(divisors[:, None])
 
 
 def _drawn(scaled: Tensor, seeds: Sequence[int], positions: Sequence[int], ids: Tensor | None = None) -> Tensor:
@@ -185,4 +189,4 @@ def _drawn(scaled: Tensor, seeds: Sequence[int], positions: Sequence[int], ids: 
     device = scaled.device
     ids = torch.arange(scaled.shape[1], device=device) if ids is None else ids
     first, second = (torch.tensor(list(numbers), dtype=torch.int64).to(device) for numbers in (seeds, positions))
-    return (scaled + gumbel(first, second, ids)).argmax(dim=1)
+    return gumbel(first, second, ids).add_(scaled).argmax(dim=1)

@@ -14,7 +14,7 @@ def gumbel(seeds: int | Tensor, positions: Tensor, ids: Tensor) -> Tensor:
     those of splitmix64 (Steele, Lea and Flood, 2014, "Fast splittable pseudorandom number generators"), whose
     integer arithmetic modulo 2**64 is the same on every device.
     """
-    return -torch.log(-torch.log(_uniform(seeds, positions, ids)))
+    return _uniform(seeds, positions, ids).log_().neg_().log_().neg_()
 
 
 def coin(seed: int, position: int) -> float:
@@ -27,7 +27,7 @@ def _uniform(seeds: int | Tensor, positions: Tensor, ids: Tensor) -> Tensor:
     first = seeds if isinstance(seeds, Tensor) else torch.full_like(positions, seeds)
     state = _mix(_mix(first + _GOLDEN) + (positions + 1) * _GOLDEN)
     bits = _mix(state[:, None] + (ids + 1) * _GOLDEN)
-    return (_shifted(bits, 12).double() + 0.5) * 2.0**-52
+    return _shifted(bits, 12).double().add_(0.5).mul_(2.0**-52)
 
 
 def _signed(value: int) -> int:
@@ -41,12 +41,12 @@ _SECOND = _signed(0x94D049BB133111EB)
 
 
 def _mix(z: Tensor) -> Tensor:
-    """The output function of splitmix64: every bit of the result depends on every bit of ``z``."""
-    z = (z ^ _shifted(z, 30)) * _FIRST
-    z = (z ^ _shifted(z, 27)) * _SECOND
-    return z ^ _shifted(z, 31)
+    """The output function of splitmix64: every bit of the result depends on every bit of ``z``, which it overwrites."""
+    z.bitwise_xor_(_shifted(z, 30)).mul_(_FIRST)
+    z.bitwise_xor_(_shifted(z, 27)).mul_(_SECOND)
+    return z.bitwise_xor_(_shifted(z, 31))
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
     """``z`` >> ``bits`` as if it were unsigned."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
+    return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)

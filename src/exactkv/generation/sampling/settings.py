@@ -77,7 +77,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         self._check_ranges()
-        pairs = list(self.logit_bias.items()) if isinstance(self.logit_bias, Mapping) else list(self.logit_bias)
+        bias = self.logit_bias
+        pairs = list(bias.items()) if isinstance(bias, Mapping) else listed("logit_bias", bias)
         allowed = None if self.allowed_tokens is None else _ids("allowed_tokens", self.allowed_tokens)
         kept: dict[str, Any] = {
             "logit_bias": _bias(pairs),
@@ -107,9 +108,13 @@ class Sampling:
             0 < real("xtc_threshold") <= 0.5,
             "a number > 0 and <= 0.5: XTC needs two tokens that reach it",
         )
-        number("repetition_penalty", 0 < real("repetition_penalty") < math.inf, "a number > 0; 1 changes nothing")
+        number(
+            "repetition_penalty",
+            1e-6 <= real("repetition_penalty") <= 1e6,
+            "a number from 1e-6 to 1e6; 1 changes nothing",
+        )
         for name in ("presence_penalty", "frequency_penalty"):
-            number(name, math.isfinite(real(name)), "a finite number; 0 changes nothing")
+            number(name, abs(real(name)) <= 1e6, "a number from -1e6 to 1e6; 0 changes nothing")
         number("dry_multiplier", 0 <= real("dry_multiplier") <= 1e6, "a number from 0 to 1e6; 0: no DRY")
         number("dry_base", 1 <= real("dry_base") <= 100, "a number from 1 to 100")
         whole = "an integer from 0 to 2**63 - 1"
@@ -137,8 +142,9 @@ class Sampling:
                 raise InputError("allowed_tokens is empty, so nothing could be chosen; None allows all")
             if both := banned.intersection(self.allowed):
                 raise InputError(f"token {min(both)} is in banned_tokens and in allowed_tokens; leave it out of one")
+        allowed = None if self.allowed is None else set(self.allowed)
         for token, _ in self.bias:
-            if token in banned or (self.allowed is not None and token not in set(self.allowed)):
+            if token in banned or (allowed is not None and token not in allowed):
                 where = "is in banned_tokens" if token in banned else "is not in allowed_tokens"
                 raise InputError(f"logit_bias names token {token}, which {where}, so it is never chosen; leave it out")
 
@@ -164,22 +170,22 @@ class Sampling:
         """``dry_sequence_breakers``."""
         return self.dry_sequence_breakers  # type: ignore[return-value]
 
-    @property
+    @cached_property
     def penalises(self) -> bool:
         """Whether there is a repetition, presence or frequency penalty."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
-    @property
+    @cached_property
     def reads_text(self) -> bool:
         """Whether a choice depends on the tokens before it, beyond the logits."""
         return self.penalises or self.dry_multiplier > 0
 
-    @property
+    @cached_property
     def edits(self) -> bool:
         """Whether some setting changes logits (1 to 5 of the order)."""
         return self.reads_text or bool(self.bias or self.banned) or self.allowed is not None
 
-    @property
+    @cached_property
     def filters(self) -> bool:
         """Whether some setting leaves tokens out by their probability (7 to 11 of the order)."""
         return (self.top_k, self.top_p, self.min_p, self.typical_p, self.xtc_probability) != (0, 1, 0, 1, 0)
@@ -191,7 +197,7 @@ class Sampling:
         return max([*named, *(b for b in self.breakers if isinstance(b, int))], default=-1)
 
     def resolved(self, tokenizer: Tokenizer | None) -> Sampling:
-        """The same with token ids for DRY's breakers. Raises InputError where it takes a tokenizer and there is none."""
+        """The same with token ids for DRY's breakers. Raises InputError where they need a missing tokenizer."""
         if self.dry_multiplier == 0 or all(isinstance(b, int) for b in self.breakers):
             return self
         if tokenizer is None:
