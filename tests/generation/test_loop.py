@@ -8,7 +8,6 @@ import torch
 from exactkv.errors import InputError
 from exactkv.generation import Sampling, end_token_ids, stream
 from exactkv.generation.loop import PREFILL_WIDTH
-from exactkv.generation.reuse import forgets
 from exactkv.models.model import Model
 from tests.generation.tiny_text import BOS, END, EOS, VOCAB, byte_tokenizer, scripted, text_model
 
@@ -153,7 +152,7 @@ def test_ctrl_c_leaves_the_cache_exact(countdown: int) -> None:
     cache, stats = generation.cache, generation.stats
     cache.check_integrity()
     done = (countdown - 1) // 2
-    stands = [0, PREFILL_WIDTH, *([len(prompt) - 1] if forgets(cache) else [])]  # before each pass of the prefill
+    stands = [0, PREFILL_WIDTH, *([len(prompt) - 1] if cache.spec.forgets else [])]  # before each pass of the prefill
     passes = len(stands)
     assert cache.lengths == [stands[done] if done < passes else len(prompt) + done - passes]
     assert stats.fed_tokens == min(cache.lengths[0], len(prompt))

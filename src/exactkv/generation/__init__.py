@@ -8,6 +8,7 @@ from exactkv.generation.stopping import Ending, Stopping
 from exactkv.generation.text import Piece
 
 __all__ = [
-    "GREEDY", "Choice", "Draft", "Ending", "Generation", "History", "Logprobs", "ModelDraft", "Piece", "Prompt", "PromptLookup", "Sampling", "Stats",
-    "Stopping", "choose", "choose_run", "end_token_ids", "prompt_ids", "stream",
+    "GREEDY", "Choice", "Draft", "Ending", "Generation", "History", "Logprobs", "ModelDraft", "Piece", "Prompt",
+    "PromptLookup", "Sampling", "Stats", "Stopping", "choose", "choose_run", "end_token_ids", "prompt_ids",
+    "stream",
 ]  # fmt: skip

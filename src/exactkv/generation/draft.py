@@ -103,8 +103,8 @@ def make_draft(given: Draft | Model | str | None, model: Model, sampling: Sampli
     if isinstance(given, Model):
         if given.spec.vocab_size != model.spec.vocab_size:
             raise InputError(
-                f"the draft model has {given.spec.vocab_size} tokens, the model {model.spec.vocab_size}; expected a smaller "
-                "model of the same family, with the same tokenizer"
+                f"the draft model has {given.spec.vocab_size} tokens, the model {model.spec.vocab_size}; expected a "
+                "smaller model of the same family, with the same tokenizer"
             )
         return ModelDraft(given, sampling)
     if callable(getattr(given, "propose", None)) and not isinstance(given, str):
@@ -116,8 +116,8 @@ def make_draft(given: Draft | Model | str | None, model: Model, sampling: Sampli
 class DraftLength:
     """How many tokens to guess: more while guesses come true, and none for a while where they do not.
 
-    ``most``: the largest number. A guess that fails at once costs about what its tokens cost to check; so after each such
-    one twice as many tokens are generated plainly before the next, up to 64.
+    ``most``: the largest number. A guess that fails at once costs what its tokens cost to check; so after each such one
+    twice as many tokens are generated plainly before the next, up to 64.
     """
 
     most: int = 12

@@ -243,7 +243,7 @@ def stream(
     the prompt's end is one always. ``stop``: strings that end the text before them, ``include_stop``: after them;
     ``deadline``: seconds after which it ends, from the first step on (`Stopping`). ``logprobs``: tell the
     log-probability of each token and of so many top tokens (`Logprobs`). ``draft``: "lookup" guesses what follows from
-    the text itself, a model of the same vocabulary by generating, a `Draft` in its own way; at most ``draft_tokens`` are
+    the text itself, a model of the same vocabulary by generating, a `Draft` its own way; at most ``draft_tokens`` are
     checked in one pass. Guesses change how fast a text comes, not the text. Work is done as the iterator is advanced.
     Raises InputError, here, where an argument does not fit.
     """

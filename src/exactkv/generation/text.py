@@ -87,8 +87,8 @@ class Text:
     def take(
         self, tokens: Sequence[int], logprobs: Sequence[Logprobs | None], guess: Sequence[int] = ()
     ) -> Piece | None:
-        """Add the first of ``tokens``, and of the others as many as follow a guess that came true, up to the text's end.
-        Returns what can be said now, None while it is held back."""
+        """Add the first of ``tokens``, and of the others as many as follow a guess that came true, up to the text's
+        end. Returns what can be said now, None while it is held back."""
         said = ""
         for i, token in enumerate(tokens):
             full = self.limit is not None and len(self._ids) >= self.limit
