@@ -7,54 +7,94 @@ the bytes, the newest gives its own back, waits, and goes on later where it was.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from exactkv.cache import Cache
+from torch import Tensor
+
+from exactkv.cache import Cache, join
 from exactkv.cache.checks import is_int, require
 from exactkv.cache.row import most_nbytes
 from exactkv.errors import InputError
 from exactkv.generation.draft import Draft, DraftLength
+from exactkv.generation.loop import PREFILL_WIDTH, Stats
+from exactkv.generation.reuse import next_stop
 from exactkv.generation.text import Piece, Text
 from exactkv.models.model import Model
 
 if TYPE_CHECKING:
     from exactkv.cache.store import PromptStore
 
-PREFILL_WIDTH = 512
-"""Prompt tokens a forward pass by default: enough to use the machine, few enough to keep others waiting shortly."""
-
 
 class Update(NamedTuple):
-    """What a step did for one request: a piece of its text, or the error that ended it."""
+    """What a step did for a request: a piece of its text, or the error that ended it."""
 
-    request: int
+    request: Request
     piece: Piece | None
     error: InputError | None = None
 
 
 @dataclass(eq=False)
-class Row:
-    """One request under way. ``cache``: its own while its prompt is fed, None while it waits or runs among others.
-    ``guess``: the draft that is being checked."""
+class Request:
+    """One text under way. ``number``: in the order in which they came. ``error``: what ended it, None if nothing has.
+
+    ``cached_tokens``, ``fed_tokens``: of the prompt; what was fed again after it had given its memory back counts once
+    more. Times are in seconds of ``time.perf_counter``.
+    """
 
     number: int
     text: Text
     draft: Draft | None = None
-    length: DraftLength = field(default_factory=DraftLength)
     salt: str = ""
-    cache: Cache | None = None
-    guess: list[int] = field(default_factory=list)
+    error: InputError | None = None
+    cached_tokens: int = 0
+    fed_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    preemptions: int = 0
+    added: float = field(default_factory=time.perf_counter)
+    began: float | None = None
+    first_token: float | None = None
+    ended: float | None = None
+    length: DraftLength = field(default_factory=DraftLength)
+    cache: Cache | None = field(default=None, repr=False)
+    """Its own while its prompt is fed; None while it waits or runs among others."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.ended is not None
+
+    @property
+    def stats(self) -> Stats:
+        """As of a `Generation`; seconds are those in which it was under way, among others."""
+        began, now = self.began or self.added, self.ended or time.perf_counter()
+        first = self.first_token
+        return Stats(
+            prompt_tokens=len(self.text.prompt),
+            cached_tokens=self.cached_tokens,
+            fed_tokens=self.fed_tokens,
+            generated_tokens=len(self.text.generated),
+            prefill_seconds=(first or now) - began,
+            decode_seconds=now - first if first is not None else 0.0,
+            first_token_seconds=first - self.added if first is not None else None,
+            cache_bytes=self.cache.nbytes if self.cache is not None else 0,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
+        )
 
 
 class Engine:
     """Runs requests on one model. Not for several threads at once.
 
-    ``max_rows``: requests under way at once; others wait in order. ``step_tokens``: the most tokens that one forward
-    pass is given. ``max_bytes``: the most bytes that the caches of requests may hold; None for no limit. ``store``: a
-    prompt store, where prompts are looked up and what was computed is kept.
+    ``max_rows``: requests under way at once; others wait in order. ``step_tokens``: the most tokens, padding included,
+    that one forward pass is given. ``max_bytes``: the most bytes that the caches of requests hold; None for no limit.
+    ``draft_tokens``: the most guesses of a request with a draft that are checked in one pass. ``store``: a prompt store,
+    where prompts are looked up and what was computed is kept.
+    Raises InputError where a value does not fit.
     """
 
     def __init__(
@@ -63,56 +103,73 @@ class Engine:
         max_rows: int = 32,
         step_tokens: int = PREFILL_WIDTH,
         max_bytes: int | None = None,
-        store: PromptStore | None = None,
         draft_tokens: int = 12,
+        store: PromptStore | None = None,
     ):
         require(isinstance(model, Model), "model", model, "one made by exactkv.load")
         require(is_int(max_rows) and max_rows >= 1, "max_rows", max_rows, "an integer >= 1")
         require(is_int(step_tokens) and step_tokens >= max_rows, "step_tokens", step_tokens,
                 f"an integer >= max_rows, which is {max_rows}")  # fmt: skip
-        require(max_bytes is None or (is_int(max_bytes) and max_bytes > 0), "max_bytes", max_bytes, "a number of bytes")
-        require(is_int(draft_tokens) and draft_tokens >= 0, "draft_tokens", draft_tokens, "an integer >= 0")
+        require(max_bytes is None or (is_int(max_bytes) and max_bytes > 0), "max_bytes", max_bytes,
+                "a number of bytes, or None")  # fmt: skip
+        require(is_int(draft_tokens) and draft_tokens >= 1, "draft_tokens", draft_tokens, "an integer >= 1")
         self.model, self.max_rows, self.step_tokens, self.max_bytes = model, max_rows, step_tokens, max_bytes
-        self.store, self.draft_tokens = store, draft_tokens
+        self.draft_tokens, self.store = draft_tokens, store
         self.preemptions = 0
-        self._number = 0
-        self._waiting: deque[Row] = deque()
-        self._prefilling: list[Row] = []
-        self._running: list[Row] = []
-        self._cache = self._new_cache(0)
+        self._added = 0
+        self._waiting: deque[Request] = deque()
+        self._prefilling: list[Request] = []
+        self._running: list[Request] = []
+        self._cache = model.new_cache(0)
+        self._drafts = False
 
     # Requests.
 
-    def add(self, text: Text, draft: Draft | None = None, salt: str = "") -> int:
-        """Take on a request; returns its number. Raises InputError where it can never fit."""
+    def add(self, text: Text, draft: Draft | None = None, salt: str = "") -> Request:
+        """Take on a text. ``salt``: in the store it shares nothing with texts of another one. Raises InputError where
+        it can never fit."""
+        if draft is not None and not self._drafts:
+            self._drafts = True
+            self._cache.slack = max(self._cache.slack, self.draft_tokens)
         self._check_fits(text)
-        row = Row(self._number, text, draft, DraftLength(self.draft_tokens), salt)
-        self._number += 1
-        self._waiting.append(row)
-        return row.number
+        request = Request(self._added, text, draft, salt, length=DraftLength(self.draft_tokens))
+        self._added += 1
+        text.ending.start()
+        self._waiting.append(request)
+        return request
 
-    def cancel(self, request: int) -> bool:
-        """End a request and free its row at once; False where there is none of that number under way."""
+    def cancel(self, request: Request) -> bool:
+        """End a request and free its row at once; False where it has ended already, or is another engine's."""
         for rows in (self._waiting, self._prefilling):
-            for row in rows:
-                if row.number == request:
-                    rows.remove(row)
-                    return True
-        for row in self._running:
-            if row.number == request:
-                self._leave([row])
+            if request in rows:
+                rows.remove(request)
+                self._ended(request)
                 return True
+        if request in self._running:
+            self._leave([request])
+            self._ended(request)
+            return True
         return False
 
     @property
     def busy(self) -> bool:
-        """Whether any request is under way or waits."""
+        """Whether any request waits or is under way."""
         return bool(self._waiting or self._prefilling or self._running)
 
     @property
+    def waiting(self) -> int:
+        """Requests that have no row yet, or had to give it back."""
+        return len(self._waiting)
+
+    @property
+    def rows(self) -> int:
+        """Requests under way."""
+        return len(self._prefilling) + len(self._running)
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of all caches of requests under way."""
-        return self._cache.nbytes + sum(row.cache.nbytes for row in self._prefilling if row.cache is not None)
+        """Bytes of all caches of requests."""
+        return self._cache.nbytes + sum(r.cache.nbytes for r in self._prefilling if r.cache is not None)
 
     def run(self) -> Iterator[Update]:
         """Step until nothing is left to do."""
@@ -120,8 +177,8 @@ class Engine:
             yield from self.step()
 
     def step(self) -> list[Update]:
-        """Admit what fits, feed a piece of prompts, and give every row that generates its next tokens."""
-        updates = self._ended_by_time()
+        """Admit what fits, feed a piece of the prompts, and give every row that generates its next tokens."""
+        updates = self._late()
         self._make_room()
         self._admit()
         updates += self._prefill()
@@ -131,50 +188,220 @@ class Engine:
     # Bytes.
 
     def _check_fits(self, text: Text) -> None:
-        longest = len(text.prompt) + text.max_tokens
-        if self._cache.max_length is not None:
-            longest = min(longest, self._cache.max_length)
-        needed = self._most(longest)
+        longest = min(len(text.prompt) + text.stopping.max_tokens, self.model.spec.max_length)
+        needed = self._most(longest + (self.draft_tokens if self._drafts else 0))
         if self.max_bytes is not None and needed > self.max_bytes:
             raise InputError(
-                f"a prompt of {len(text.prompt)} tokens with max_tokens {text.max_tokens} may take {needed:,} bytes of "
-                f"cache; max_bytes is {self.max_bytes:,}. Shorten it, or allow more."
+                f"a prompt of {len(text.prompt)} tokens with max_tokens {text.stopping.max_tokens} may take {needed:,} "
+                f"bytes of cache; max_bytes is {self.max_bytes:,}. Shorten it, or allow more."
             )
 
     def _most(self, length: int) -> int:
         return most_nbytes(self._cache.spec, self._cache._policy, length)
 
-    def _growth(self, row: Row) -> int:
-        """The most that a row holds after the next step."""
-        return self._most(len(row.text.tokens) + self.draft_tokens)
+    def _next_most(self, request: Request) -> int:
+        """The most that its row holds after the next step."""
+        return self._most(len(request.text.ids) + (self.draft_tokens if self._drafts else 0))
 
     def _make_room(self) -> None:
-        """Preempt the newest rows until the rest may take a step."""
+        """Let the newest give their rows back until the others may take a step."""
         if self.max_bytes is None:
             return
-        while sum(map(self._growth, [*self._prefilling, *self._running])) > self.max_bytes:
-            newest = max([*self._prefilling, *self._running], key=lambda row: row.number)
+        while sum(map(self._next_most, self._under_way())) > self.max_bytes:
+            newest = max(self._under_way(), key=lambda request: request.number)
             self._preempt(newest)
 
-    def _preempt(self, row: Row) -> None:
+    def _under_way(self) -> list[Request]:
+        return [*self._prefilling, *self._running]
+
+    def _preempt(self, request: Request) -> None:
         self.preemptions += 1
-        if row in self._running:
-            self._keep(row)
-            self._leave([row])
+        request.preemptions += 1
+        if request in self._running:
+            self._leave([request])
         else:
-            self._prefilling.remove(row)
-            row.cache = None
-        self._waiting.appendleft(row)
+            self._prefilling.remove(request)
+            self._keep(request, request.cache)
+            request.cache = None
+        self._waiting.appendleft(request)
 
     def _admit(self) -> None:
-        under_way = [*self._prefilling, *self._running]
-        held = sum(map(self._growth, under_way))
-        while self._waiting and len(under_way) < self.max_rows:
-            row = self._waiting[0]
-            held += self._growth(row)
-            if self.max_bytes is not None and held > self.max_bytes:
+        held = sum(map(self._next_most, self._under_way()))
+        while self._waiting and self.rows < self.max_rows:
+            request = self._waiting[0]
+            held += self._next_most(request)
+            if self.max_bytes is not None and held > self.max_bytes and self.rows:
                 return
             self._waiting.popleft()
-            row.cache = self._found(row)
-            self._prefilling.append(row)
-            under_way.append(row)
+            self._begin(request)
+            self._prefilling.append(request)
+
+    def _begin(self, request: Request) -> None:
+        """Give it a cache: what the store holds of its text, or a new one."""
+        slack = self.draft_tokens if self._drafts else 0
+        cache = None
+        if self.store is not None:
+            found = self.store.lookup(self.model, list(request.text.ids), salt=request.salt, slack=slack)
+            cache = found.cache
+        request.cache = cache if cache is not None else self.model.new_cache(slack=slack)
+        stands = request.cache.lengths[0]
+        if request.began is None:
+            request.began = time.perf_counter()
+            request.cached_tokens = min(stands, len(request.text.prompt))
+
+    # Steps.
+
+    def _late(self) -> list[Update]:
+        """End those whose deadline is over before there is another token."""
+        late = [r for r in (*self._waiting, *self._under_way()) if r.text.ending.late]
+        updates = [Update(request, request.text.give_up()) for request in late]
+        for request in late:
+            self.cancel(request)
+        return updates
+
+    def _prefill(self) -> list[Update]:
+        """One forward pass over the next pieces of as many prompts as fit; those that end choose their first token."""
+        group: list[tuple[Request, int]] = []
+        width, left = 0, max(1, self.step_tokens - len(self._running))
+        for request in self._prefilling:
+            assert request.cache is not None
+            start = request.cache.lengths[0]
+            ids, marks = request.text.ids, self._marks(request)
+            size = next_stop(request.cache, len(ids), left, marks) - start
+            if group and (len(group) + 1) * max(width, size) > left:
+                break
+            width = max(width, size)
+            group.append((request, size))
+        if not group:
+            return []
+        caches, ends = [], []
+        for request, size in group:
+            assert request.cache is not None
+            ends.append(request.cache.lengths[0] + size)
+            caches.append(request.cache)
+            request.cache = None
+        pieces = [list(r.text.ids[end - size : end]) for (r, size), end in zip(group, ends, strict=True)]
+        whole = [end == len(request.text.ids) for (request, _), end in zip(group, ends, strict=True)]
+        try:
+            logits, fed = self._fed(caches, pieces, "last" if any(whole) else "none")
+        except BaseException:
+            for (request, _), cache in zip(group, caches, strict=True):
+                request.cache = cache
+            raise
+        for i, ((request, size), end) in enumerate(zip(group, ends, strict=True)):
+            request.fed_tokens += max(0, min(end, len(request.text.prompt)) - (end - size))
+            request.cache = fed[i]
+            if end in self._marks(request):
+                fed[i].checkpoint(label="prompt")
+        done = [i for i, ended in enumerate(whole) if ended]
+        if logits is None or not done:
+            return []
+        return self._first_tokens([group[i][0] for i in done], logits[done])
+
+    def _fed(self, caches: list[Cache], pieces: list[list[int]], logits: str) -> tuple[Tensor | None, list[Cache]]:
+        """Feed each cache its piece, all in one pass. Returns logits, and the caches of one row that came of it."""
+        if len(caches) == 1:
+            return self.model(pieces, cache=caches[0], logits=logits), caches
+        joined = join(caches)
+        width = max(map(len, pieces))
+        padded = [[*piece, *[0] * (width - len(piece))] for piece in pieces]
+        out = self.model(padded, cache=joined, lengths=[len(p) for p in pieces], logits=logits)
+        return out, [joined.select([i]) for i in range(len(pieces))]
+
+    def _marks(self, request: Request) -> list[int]:
+        """Where a store wants a checkpoint: before the last token, whose logits anyone who comes back will want."""
+        wanted = self.store is not None and self._cache.spec.forgets
+        return [len(request.text.prompt) - 1] if wanted else []
+
+    def _first_tokens(self, requests: list[Request], logits: Tensor) -> list[Update]:
+        updates = self._taken(requests, [logits[i : i + 1] for i in range(len(requests))], [[]] * len(requests))
+        joining = []
+        for request in requests:
+            request.first_token = request.first_token or time.perf_counter()
+            self._prefilling.remove(request)
+            cache, request.cache = request.cache, None
+            assert cache is not None
+            if request.finished:
+                self._keep(request, cache)
+            else:
+                joining.append(cache)
+                self._running.append(request)
+        if joining:
+            old = self._cache
+            self._cache = join([old, *joining])
+        return updates
+
+    def _decode(self) -> list[Update]:
+        """One forward pass for all rows that generate: the last token of each and its guess of what follows."""
+        if not self._running:
+            return []
+        rows = list(self._running)
+        guesses = self._guesses(rows)
+        pieces = [[request.text.ids[-1], *guess] for request, guess in zip(rows, guesses, strict=True)]
+        width = max(map(len, pieces))
+        padded = [[*piece, *[0] * (width - len(piece))] for piece in pieces]
+        lengths = [len(piece) for piece in pieces]
+        out = self.model(padded, cache=self._cache, lengths=lengths, logits="last" if width == 1 else "all")
+        assert out is not None
+        each = [out[i : i + 1] if width == 1 else out[i, :n] for i, n in enumerate(lengths)]
+        updates = self._taken(rows, each, guesses)
+        if width > 1:
+            held = [min(len(r.text.ids) - 1, at) for r, at in zip(rows, self._cache.lengths, strict=True)]
+            self._cache.rewind(held)
+        self._leave([request for request in rows if request.finished])
+        return updates
+
+    def _guesses(self, rows: Sequence[Request]) -> list[list[int]]:
+        """What rows with a draft guess, as far as the tokens of one pass allow."""
+        guesses: list[list[int]] = []
+        most = max(0, self.step_tokens // len(rows) - 1)
+        for request in rows:
+            size = 0 if request.draft is None else min(most, request.length.next(), request.text.room - 1)
+            guess = request.draft.propose(request.text.ids, size) if request.draft is not None and size > 0 else []
+            request.drafted_tokens += len(guess)
+            guesses.append(guess)
+        return guesses
+
+    def _taken(self, rows: list[Request], logits: list[Tensor], guesses: list[list[int]]) -> list[Update]:
+        """Choose for each row from its ``logits`` [1 + guess, V]; a row that cannot choose ends with its error."""
+        updates = []
+        for request, own, guess in zip(rows, logits, guesses, strict=True):
+            try:
+                choice = request.text.choose(own, guess)
+                tokens = choice.ids()
+            except InputError as error:
+                request.error = error
+                updates.append(Update(request, None, error))
+                self._ended(request)
+                continue
+            before = len(request.text.generated)
+            piece = request.text.take(tokens, choice.logprobs, guess)
+            if guess:
+                accepted = len(request.text.generated) - before - 1
+                request.accepted_tokens += accepted
+                request.length.learn(len(guess), accepted)
+            if piece is not None:
+                updates.append(Update(request, piece))
+            if request.text.ending.reason is not None:
+                self._ended(request)
+        return updates
+
+    def _leave(self, requests: Sequence[Request]) -> None:
+        """Take rows out of those that run."""
+        if not requests:
+            return
+        for request in requests:
+            if self.store is not None:
+                self._keep(request, self._cache.select([self._running.index(request)]))
+        left = [i for i, request in enumerate(self._running) if request not in requests]
+        self._cache = self._cache.select(left)
+        self._running = [self._running[i] for i in left]
+
+    def _keep(self, request: Request, cache: Cache | None) -> None:
+        """Give the store what was computed."""
+        if self.store is not None and cache is not None and cache.lengths[0]:
+            self.store.insert(cache, salt=request.salt)
+
+    def _ended(self, request: Request) -> None:
+        request.ended = time.perf_counter()
+        request.cache = None

@@ -110,6 +110,11 @@ class Generation(Iterator[Piece]):
         return self._text.logprobs
 
     @property
+    def num_logprobs(self) -> int | None:
+        """Of how many top tokens the log-probability is told; None: of none, nor of those chosen."""
+        return self._text.num_logprobs
+
+    @property
     def max_tokens(self) -> int:
         """The most that may be generated."""
         return self._text.stopping.max_tokens
