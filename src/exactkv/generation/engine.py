@@ -7,11 +7,9 @@ the bytes, the newest gives its own back, waits, and goes on later where it was.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -20,71 +18,14 @@ from exactkv.cache.checks import is_int, require
 from exactkv.cache.row import most_nbytes
 from exactkv.errors import InputError
 from exactkv.generation.draft import Draft, DraftLength
-from exactkv.generation.loop import PREFILL_WIDTH, Stats
+from exactkv.generation.loop import PREFILL_WIDTH
+from exactkv.generation.request import Request, Update
 from exactkv.generation.reuse import next_stop
-from exactkv.generation.text import Piece, Text
+from exactkv.generation.text import Text
 from exactkv.models.model import Model
 
 if TYPE_CHECKING:
     from exactkv.cache.store import PromptStore
-
-
-class Update(NamedTuple):
-    """What a step did for a request: a piece of its text, or the error that ended it."""
-
-    request: Request
-    piece: Piece | None
-    error: InputError | None = None
-
-
-@dataclass(eq=False)
-class Request:
-    """One text under way. ``number``: in the order in which they came. ``error``: what ended it, None if nothing has.
-
-    ``cached_tokens``, ``fed_tokens``: of the prompt; what was fed again after it had given its memory back counts once
-    more. Times are in seconds of ``time.perf_counter``.
-    """
-
-    number: int
-    text: Text
-    draft: Draft | None = None
-    salt: str = ""
-    error: InputError | None = None
-    cached_tokens: int = 0
-    fed_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    preemptions: int = 0
-    added: float = field(default_factory=time.perf_counter)
-    began: float | None = None
-    first_token: float | None = None
-    ended: float | None = None
-    length: DraftLength = field(default_factory=DraftLength)
-    cache: Cache | None = field(default=None, repr=False)
-    """Its own while its prompt is fed; None while it waits or runs among others."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing more will come."""
-        return self.ended is not None
-
-    @property
-    def stats(self) -> Stats:
-        """As of a `Generation`; seconds are those in which it was under way, among others."""
-        began, now = self.began or self.added, self.ended or time.perf_counter()
-        first = self.first_token
-        return Stats(
-            prompt_tokens=len(self.text.prompt),
-            cached_tokens=self.cached_tokens,
-            fed_tokens=self.fed_tokens,
-            generated_tokens=len(self.text.generated),
-            prefill_seconds=(first or now) - began,
-            decode_seconds=now - first if first is not None else 0.0,
-            first_token_seconds=first - self.added if first is not None else None,
-            cache_bytes=self.cache.nbytes if self.cache is not None else 0,
-            drafted_tokens=self.drafted_tokens,
-            accepted_tokens=self.accepted_tokens,
-        )
 
 
 class Engine:
@@ -92,8 +33,8 @@ class Engine:
 
     ``max_rows``: requests under way at once; others wait in order. ``step_tokens``: the most tokens, padding included,
     that one forward pass is given. ``max_bytes``: the most bytes that the caches of requests hold; None for no limit.
-    ``draft_tokens``: the most guesses of a request with a draft that are checked in one pass. ``store``: a prompt store,
-    where prompts are looked up and what was computed is kept.
+    ``draft_tokens``: the most guesses of a request with a draft that are checked in one pass. ``store``: a prompt
+    store, where prompts are looked up and what was computed is kept.
     Raises InputError where a value does not fit.
     """
 
@@ -143,11 +84,11 @@ class Engine:
         for rows in (self._waiting, self._prefilling):
             if request in rows:
                 rows.remove(request)
-                self._ended(request)
+                request.end()
                 return True
         if request in self._running:
             self._leave([request])
-            self._ended(request)
+            request.end()
             return True
         return False
 
@@ -246,7 +187,7 @@ class Engine:
         request.cache = cache if cache is not None else self.model.new_cache(slack=slack)
         stands = request.cache.lengths[0]
         if request.began is None:
-            request.began = time.perf_counter()
+            request.begin()
             request.cached_tokens = min(stands, len(request.text.prompt))
 
     # Steps.
@@ -265,9 +206,10 @@ class Engine:
         width, left = 0, max(1, self.step_tokens - len(self._running))
         for request in self._prefilling:
             assert request.cache is not None
-            start = request.cache.lengths[0]
             ids, marks = request.text.ids, self._marks(request)
-            size = next_stop(request.cache, len(ids), left, marks) - start
+            if request.cache.lengths[0] >= len(ids):  # it was interrupted before it had chosen
+                request.cache.rewind(len(ids) - 1)
+            size = next_stop(request.cache, len(ids), left, marks) - request.cache.lengths[0]
             if group and (len(group) + 1) * max(width, size) > left:
                 break
             width = max(width, size)
@@ -314,10 +256,10 @@ class Engine:
         return [len(request.text.prompt) - 1] if wanted else []
 
     def _first_tokens(self, requests: list[Request], logits: Tensor) -> list[Update]:
-        updates = self._taken(requests, [logits[i : i + 1] for i in range(len(requests))], [[]] * len(requests))
+        updates = self._taken(requests, logits, [[]] * len(requests))
         joining = []
         for request in requests:
-            request.first_token = request.first_token or time.perf_counter()
+            request.note_first_token()
             self._prefilling.remove(request)
             cache, request.cache = request.cache, None
             assert cache is not None
@@ -336,6 +278,7 @@ class Engine:
         if not self._running:
             return []
         rows = list(self._running)
+        self._settle(rows)  # where it was interrupted before all had chosen
         guesses = self._guesses(rows)
         pieces = [[request.text.ids[-1], *guess] for request, guess in zip(rows, guesses, strict=True)]
         width = max(map(len, pieces))
@@ -343,13 +286,16 @@ class Engine:
         lengths = [len(piece) for piece in pieces]
         out = self.model(padded, cache=self._cache, lengths=lengths, logits="last" if width == 1 else "all")
         assert out is not None
-        each = [out[i : i + 1] if width == 1 else out[i, :n] for i, n in enumerate(lengths)]
-        updates = self._taken(rows, each, guesses)
-        if width > 1:
-            held = [min(len(r.text.ids) - 1, at) for r, at in zip(rows, self._cache.lengths, strict=True)]
-            self._cache.rewind(held)
+        updates = self._taken(rows, out if width == 1 else [out[i, :n] for i, n in enumerate(lengths)], guesses)
+        self._settle(rows)
         self._leave([request for request in rows if request.finished])
         return updates
+
+    def _settle(self, rows: Sequence[Request]) -> None:
+        """Leave the cache with all tokens of each row but the last."""
+        held = [len(request.text.ids) - 1 for request in rows]
+        if self._cache.lengths != held:
+            self._cache.rewind([min(pair) for pair in zip(held, self._cache.lengths, strict=True)])
 
     def _guesses(self, rows: Sequence[Request]) -> list[list[int]]:
         """What rows with a draft guess, as far as the tokens of one pass allow."""
@@ -362,17 +308,21 @@ class Engine:
             guesses.append(guess)
         return guesses
 
-    def _taken(self, rows: list[Request], logits: list[Tensor], guesses: list[list[int]]) -> list[Update]:
-        """Choose for each row from its ``logits`` [1 + guess, V]; a row that cannot choose ends with its error."""
+    def _taken(self, rows: list[Request], logits: Tensor | list[Tensor], guesses: list[list[int]]) -> list[Update]:
+        """Choose for each row: from [B, V] where there are no guesses, else from its own [1 + guess, V]. A row that
+        cannot choose ends with its error."""
+        if isinstance(logits, Tensor):
+            choices = Text.choose_each([request.text for request in rows], logits).each()
+        else:
+            choices = [r.text.choose(own, guess) for r, own, guess in zip(rows, logits, guesses, strict=True)]
         updates = []
-        for request, own, guess in zip(rows, logits, guesses, strict=True):
+        for request, choice, guess in zip(rows, choices, guesses, strict=True):
             try:
-                choice = request.text.choose(own, guess)
                 tokens = choice.ids()
             except InputError as error:
                 request.error = error
                 updates.append(Update(request, None, error))
-                self._ended(request)
+                request.end()
                 continue
             before = len(request.text.generated)
             piece = request.text.take(tokens, choice.logprobs, guess)
@@ -383,7 +333,7 @@ class Engine:
             if piece is not None:
                 updates.append(Update(request, piece))
             if request.text.ending.reason is not None:
-                self._ended(request)
+                request.end()
         return updates
 
     def _leave(self, requests: Sequence[Request]) -> None:
@@ -401,7 +351,3 @@ class Engine:
         """Give the store what was computed."""
         if self.store is not None and cache is not None and cache.lengths[0]:
             self.store.insert(cache, salt=request.salt)
-
-    def _ended(self, request: Request) -> None:
-        request.ended = time.perf_counter()
-        request.cache = None

@@ -61,6 +61,11 @@ class Choice:
             )
         return ids
 
+    def each(self) -> list[Choice]:
+        """The choice of each row by itself, on the host."""
+        tokens, peaks = self.tokens.cpu(), self.peaks.cpu()
+        return [Choice(tokens[i : i + 1], peaks[i : i + 1], self.logprobs[i : i + 1]) for i in range(len(tokens))]
+
 
 def choose(
     logits: Tensor,

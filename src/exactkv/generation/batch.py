@@ -1,0 +1,107 @@
+"""`generate`: texts for many prompts, as many at once as fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from exactkv.errors import InputError
+from exactkv.generation.draft import Draft, make_draft
+from exactkv.generation.engine import Engine
+from exactkv.generation.loop import Stats
+from exactkv.generation.prompts import Prompt
+from exactkv.generation.request import Request
+from exactkv.generation.sampling import Logprobs
+from exactkv.generation.text import make_text
+from exactkv.models.model import Model
+
+if TYPE_CHECKING:
+    from exactkv.cache.store import PromptStore
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of the prompt at place ``index``.
+
+    ``text``, ``tokens``, ``finish_reason``, ``matched``, ``logprobs``: see `Generation`. ``error``: why there is no
+    more, for a prompt that was refused or a row that failed; None otherwise.
+    """
+
+    index: int
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str | None
+    matched: str | int | None
+    logprobs: tuple[Logprobs, ...]
+    stats: Stats | None
+    error: InputError | None = None
+
+
+def generate(model: Model, prompts: Iterable[Prompt], **options: Any) -> list[Result]:
+    """Texts for ``prompts``, in their order: what `stream` gives for each alone, many at once. Options: see
+    `generate_each`. Raises InputError where a prompt or an option does not fit, before anything is generated."""
+    given = list(prompts) if not isinstance(prompts, str) else [prompts]
+    for index, prompt in enumerate(given):
+        try:
+            make_text(model, prompt)
+        except InputError as error:
+            raise InputError(f"prompt {index}: {error}") from None
+    found = sorted(generate_each(model, given, **options), key=lambda result: result.index)
+    for result in found:
+        if result.error is not None and result.stats is None:
+            raise result.error
+    return found
+
+
+def generate_each(
+    model: Model,
+    prompts: Iterable[Prompt | Mapping[str, Any]],
+    *,
+    max_rows: int = 32,
+    step_tokens: int = 512,
+    max_bytes: int | None = None,
+    draft: Draft | Model | str | None = None,
+    draft_tokens: int = 12,
+    store: PromptStore | None = None,
+    **settings: Any,
+) -> Iterator[Result]:
+    """The results of ``prompts`` as they come, in the order in which they end. Prompts are taken when there is room for
+    them, so they may be any number.
+
+    A prompt may be a mapping with "prompt" and settings of its own. Settings are those of `stream`: max_tokens,
+    sampling, stop_token_ids, stop, include_stop, deadline, logprobs. ``draft``: "lookup" or a model. The others: see
+    `Engine`. What is wrong with one prompt is in its result's ``error``, and the others go on.
+    """
+    engine = Engine(model, max_rows, step_tokens, max_bytes, draft_tokens, store)
+    if draft is not None and not isinstance(draft, Model | str):
+        raise InputError(f"draft is {draft!r}; expected 'lookup' or a model: each text gets a draft of its own")
+    coming = enumerate(prompts)
+    places: dict[int, int] = {}
+    more = True
+    while more or engine.busy:
+        while more and engine.waiting + engine.rows < engine.max_rows:
+            place, prompt = next(coming, (-1, None))
+            if prompt is None:
+                more = False
+                break
+            try:
+                own = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
+                text = make_text(model, **{**settings, **own})
+                request = engine.add(text, make_draft(draft, model, text.sampling))
+            except (InputError, TypeError) as error:
+                refused = error if isinstance(error, InputError) else InputError(f"{error}; expected stream's settings")
+                yield Result(place, "", (), None, None, (), None, refused)
+                continue
+            places[request.number] = place
+        for update in engine.step():
+            if update.request.finished:
+                yield _result(places.pop(update.request.number), update.request)
+
+
+def _result(index: int, request: Request) -> Result:
+    text, ending = request.text, request.text.ending
+    return Result(
+        index, text.shown, tuple(text.generated), ending.reason, ending.matched, tuple(text.logprobs), request.stats,
+        request.error,
+    )  # fmt: skip
