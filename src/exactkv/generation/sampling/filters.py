@@ -38,7 +38,7 @@ def remaining(scaled: Tensor, sampling: Sampling, position: int) -> tuple[Tensor
 
 def leading(keys: Tensor, count: int) -> Tensor:
     """Indices of the ``count`` greatest keys, of equal ones the first."""
-    return _ordered(keys, min(count, len(keys)))[:count].sort().values
+    return _sorted(keys, _greatest(keys, min(count, len(keys))))[:count].sort().values
 
 
 def nucleus(scaled: Tensor, top_p: float) -> Tensor:
@@ -59,7 +59,7 @@ def without_top_choices(scaled: Tensor, threshold: float) -> Tensor:
     """Indices that XTC leaves, when it acts: of the tokens that reach the threshold only the least probable one."""
     top = (torch.softmax(scaled, dim=0) >= threshold).nonzero().squeeze(1)
     kept = torch.ones_like(scaled, dtype=torch.bool)
-    kept[top[scaled[top].argsort(descending=True, stable=True)][:-1]] = False
+    kept[_sorted(scaled, top)[:-1]] = False
     return kept.nonzero().squeeze(1)
 
 
@@ -67,19 +67,23 @@ def _smallest_set(keys: Tensor, weights: Tensor, mass: float) -> Tensor:
     """Indices of the greatest keys, as many as it takes for their weights to reach ``mass``."""
     count = 256
     while True:  # a sort of the whole vocabulary would cost more than all the rest
-        order = _ordered(keys, min(count, len(keys)))
-        reached = weights[order].cumsum(dim=0)
-        if len(order) == len(keys) or bool(reached[-1] >= mass):
-            break
+        chosen = _greatest(keys, min(count, len(keys)))
+        last = len(chosen) == len(keys)
+        if last or bool(weights[chosen].sum() >= mass):
+            order = _sorted(keys, chosen)
+            reached = weights[order].cumsum(dim=0)
+            if last or bool(reached[-1] >= mass):
+                return order[: int((reached < mass).sum()) + 1].sort().values
         count *= 8
-    return order[: int((reached < mass).sum()) + 1].sort().values
 
 
-def _ordered(keys: Tensor, count: int) -> Tensor:
-    """Indices of the ``count`` greatest keys, and of all that equal the last of them, the greatest first, of equal ones
-    the first first."""
-    if count < len(keys):
-        chosen = (keys >= keys.topk(count).values[-1]).nonzero().squeeze(1)
-    else:
-        chosen = torch.arange(len(keys), device=keys.device)
+def _greatest(keys: Tensor, count: int) -> Tensor:
+    """Indices, in order, of the ``count`` greatest keys, and of all that equal the last of them."""
+    if count == len(keys):
+        return torch.arange(count, device=keys.device)
+    return (keys >= keys.topk(count).values[-1]).nonzero().squeeze(1)
+
+
+def _sorted(keys: Tensor, chosen: Tensor) -> Tensor:
+    """The indices ``chosen``, which are in order, the greatest key first, of equal ones the lowest index first."""
     return chosen[keys[chosen].argsort(descending=True, stable=True)]
