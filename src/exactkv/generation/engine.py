@@ -256,21 +256,22 @@ class Engine:
         return [len(request.text.prompt) - 1] if wanted else []
 
     def _first_tokens(self, requests: list[Request], logits: Tensor) -> list[Update]:
+        """Prompts that are fed choose from ``logits`` [B, V], and run among the others from now on."""
+        caches = [request.cache for request in requests]
         updates = self._taken(requests, logits, [[]] * len(requests))
         joining = []
-        for request in requests:
-            request.note_first_token()
-            self._prefilling.remove(request)
-            cache, request.cache = request.cache, None
+        for request, cache in zip(requests, caches, strict=True):
             assert cache is not None
+            request.note_first_token()
+            request.cache = None
+            self._prefilling.remove(request)
             if request.finished:
                 self._keep(request, cache)
             else:
                 joining.append(cache)
                 self._running.append(request)
         if joining:
-            old = self._cache
-            self._cache = join([old, *joining])
+            self._cache = join([self._cache, *joining])
         return updates
 
     def _decode(self) -> list[Update]:

@@ -1,0 +1,228 @@
+"""Many texts at once: each is what it is alone, for every kind of layer, whatever joins, leaves or is cancelled."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exactkv.errors import InputError
+from exactkv.generation import Engine, Sampling, generate, generate_each, make_text, stream
+from exactkv.generation.draft import PromptLookup
+from exactkv.models.model import Model
+from tests.generation.test_conversation import KINDS, chat_model
+from tests.generation.tiny_text import VOCAB
+
+MODELS = {kind: chat_model(kind) for kind in KINDS}
+
+
+class Wrong:
+    """A draft that is never right, or right for a while: the worst that can be checked."""
+
+    def __init__(self, truth: list[int] = (), right: int = 0):
+        self.truth, self.right = list(truth), right
+
+    def propose(self, tokens: Any, most: int) -> list[int]:
+        done = len(tokens)
+        guess = self.truth[done : done + most]
+        guess += [0] * (most - len(guess))
+        return [t if i < self.right else (t + 1) % VOCAB for i, t in enumerate(guess)]
+
+
+def alone(model: Model, prompt: list[int], **options: Any) -> list[int]:
+    return [*(g := stream(model, prompt, **options)), g.tokens][-1]  # type: ignore[list-item,return-value]
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> dict[str, Any]:
+    repeated = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6))
+    prompt = (repeated * draw(st.integers(1, 8)))[: draw(st.integers(1, 40))]
+    sampled = draw(st.sampled_from(["greedy", "sampled", "penalised"]))
+    sampling = {
+        "greedy": Sampling(),
+        "sampled": Sampling(temperature=0.8, top_p=0.9, seed=draw(st.integers(0, 5))),
+        "penalised": Sampling(temperature=0.5, repetition_penalty=1.3, seed=1),
+    }[sampled]
+    stops = draw(st.sampled_from([(), tuple(range(0, VOCAB, 7))]))
+    return {
+        "prompt": prompt, "max_tokens": draw(st.integers(1, 20)), "sampling": sampling, "stop_token_ids": stops,
+        "draft": draw(st.sampled_from([None, "lookup", "wrong", "half"])), "at": draw(st.integers(0, 12)),
+        "cancelled": draw(st.sampled_from([None, None, None, 1, 4])),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12, deadline=None)
+@given(
+    given_requests=st.lists(requests(), min_size=1, max_size=7),
+    max_rows=st.integers(1, 5),
+    spare=st.integers(0, 30),
+    tight=st.booleans(),
+)
+def test_each_row_is_what_it_is_alone(
+    kind: str, given_requests: list[dict[str, Any]], max_rows: int, spare: int, tight: bool
+) -> None:
+    model = MODELS[kind]
+    settings_of = lambda r: {k: r[k] for k in ("max_tokens", "sampling", "stop_token_ids")}  # noqa: E731
+    expected = [alone(model, r["prompt"], **settings_of(r)) for r in given_requests]
+    limit = None
+    if tight:
+        probe = Engine(model)
+        probe.add(make_text(model, [1], max_tokens=2), PromptLookup())
+        limit = int(1.5 * probe._most(60 + probe.draft_tokens))
+    engine = Engine(model, max_rows, max_rows + spare, max_bytes=limit)
+    under_way: dict[int, Any] = {}
+    said: dict[int, list[int]] = {}
+    step = 0
+    while engine.busy or len(under_way) < len(given_requests):
+        for i, r in enumerate(given_requests):
+            if i not in under_way and r["at"] <= step:
+                whole = [*r["prompt"], *expected[i]]
+                drafts = {None: None, "lookup": PromptLookup(), "wrong": Wrong(whole), "half": Wrong(whole, 2)}
+                under_way[i] = engine.add(make_text(model, r["prompt"], **settings_of(r)), drafts[r["draft"]])
+                said[under_way[i].number] = []
+        for update in engine.step():
+            assert update.error is None and update.piece is not None
+            said[update.request.number] += update.piece.tokens
+        assert limit is None or engine.nbytes <= limit
+        assert engine.rows <= max_rows
+        step += 1
+        for i, r in enumerate(given_requests):
+            if r["cancelled"] == step and i in under_way and not under_way[i].finished:
+                assert engine.cancel(under_way[i]) and not engine.cancel(under_way[i])
+        engine._cache.check_integrity()
+        assert step < 2000
+    for i, r in enumerate(given_requests):
+        made = under_way[i].text.generated
+        if r["cancelled"] is None:
+            assert made == expected[i] == said[under_way[i].number]
+            stats = under_way[i].stats
+            assert stats.generated_tokens == len(made) and stats.accepted_tokens <= stats.drafted_tokens
+            if not under_way[i].preemptions:
+                assert stats.prompt_tokens == stats.cached_tokens + stats.fed_tokens
+        else:
+            assert made == expected[i][: len(made)]
+    assert engine.nbytes == 0 or not engine.busy
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_preempted_go_on_where_they_were(kind: str) -> None:
+    model = MODELS[kind]
+    prompts = [[(i * 7 + j) % VOCAB for j in range(30)] for i in range(4)]
+    expected = [alone(model, p, max_tokens=150, stop_token_ids=()) for p in prompts]
+    engine = Engine(model, max_rows=4)
+    limit = 3 * engine._most(100)
+    engine = Engine(model, max_rows=4, max_bytes=max(limit, engine._most(180)))
+    made = [engine.add(make_text(model, p, max_tokens=150, stop_token_ids=())) for p in prompts]
+    most = 0
+    for _ in iter(lambda: engine.busy and engine.step(), False):
+        most = max(most, engine.nbytes)
+    assert [r.text.generated for r in made] == expected
+    assert 0 < most <= (engine.max_bytes or 0)
+    if kind == "full":
+        assert engine.preemptions > 0
+
+
+def test_what_can_never_fit_is_refused_and_nothing_is_lost() -> None:
+    model = MODELS["full"]
+    engine = Engine(model, max_bytes=Engine(model)._most(300))
+    kept = engine.add(make_text(model, [1, 2, 3], max_tokens=4))
+    with pytest.raises(InputError, match="max_bytes is"):
+        engine.add(make_text(model, [1, 2, 3], max_tokens=4000))
+    list(engine.run())
+    assert kept.text.generated == alone(model, [1, 2, 3], max_tokens=4)
+    for wrong in ({"max_rows": 0}, {"step_tokens": 3}, {"max_bytes": 0}, {"draft_tokens": 0}, {"max_rows": True}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            Engine(model, **wrong)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("at", range(1, 9))
+def test_interrupted_anywhere_it_goes_on(kind: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a layer, after the pass, or while tokens are chosen: nothing is said twice and nothing is lost."""
+    model = MODELS[kind]
+    prompts = [[1, 2, 3] * 5, [9, 8] * 4, [5] * 9]
+    expected = [alone(model, p, max_tokens=12, stop_token_ids=()) for p in prompts]
+    engine = Engine(model, max_rows=3)
+    made = [engine.add(make_text(model, p, max_tokens=12, stop_token_ids=()), PromptLookup()) for p in prompts]
+    calls = 0
+    taken = engine._taken
+
+    def interrupted(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise KeyboardInterrupt
+        return taken(*given)
+
+    monkeypatch.setattr(engine, "_taken", interrupted)
+    for _ in range(200):
+        try:
+            if not engine.busy:
+                break
+            engine.step()
+        except KeyboardInterrupt:
+            continue
+    assert [r.text.generated for r in made] == expected
+
+
+def test_a_row_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MODELS["full"]
+    expected = alone(model, [4, 5, 6], max_tokens=9, stop_token_ids=())
+    call = type(model).__call__
+
+    def spoiled(self: Any, tokens: Any, **options: Any) -> torch.Tensor | None:
+        out = call(self, tokens, **options)
+        if out is not None and len(tokens) == 2 and options["cache"].lengths[1] == 8:
+            out[1] = torch.nan
+        return out
+
+    monkeypatch.setattr(type(model), "__call__", spoiled)
+    results = generate(model, [[4, 5, 6], [1, 2, 3, 4]], max_tokens=9, stop_token_ids=())
+    assert list(results[0].tokens) == expected and results[0].error is None
+    assert "NaN" in str(results[1].error) and len(results[1].tokens) < 9
+
+
+def test_deadlines_end_those_that_wait_too() -> None:
+    model = MODELS["full"]
+    engine = Engine(model, max_rows=1)
+    first = engine.add(make_text(model, [1, 2], max_tokens=3, stop_token_ids=()))
+    late = engine.add(make_text(model, [1, 2], max_tokens=3, deadline=1e-6))
+    time.sleep(0.01)
+    updates = list(engine.run())
+    assert [u.piece.finish_reason for u in updates if u.request is late and u.piece] == ["deadline"]
+    assert late.text.generated == [] and len(first.text.generated) == 3 and late.finished
+
+
+def test_results_in_order_of_prompts_and_each_as_it_ends() -> None:
+    model = MODELS["sliding"]
+    prompts: list[Any] = [[1, 2, 3], {"prompt": [4, 5], "max_tokens": 2}, "text", {"prompt": []}, {"promt": [1]}]
+    each = list(generate_each(model, iter(prompts), max_tokens=6, stop_token_ids=(), max_rows=2))
+    assert sorted(r.index for r in each) == [0, 1, 2, 3, 4]
+    by_index = {r.index: r for r in each}
+    assert "empty" in str(by_index[3].error) and "promt" in str(by_index[4].error)
+    assert len(by_index[0].tokens) == 6 and len(by_index[1].tokens) == 2 and by_index[1].finish_reason == "length"
+    assert by_index[2].text == "".join(p.text for p in stream(model, "text", max_tokens=6, stop_token_ids=()))
+    with pytest.raises(InputError, match="prompt 1"):
+        generate(model, [[1], []])
+    assert generate(model, []) == []
+    with pytest.raises(InputError, match="draft"):
+        generate(model, [[1]], draft=PromptLookup())  # type: ignore[arg-type]
+
+
+def test_prompts_are_taken_only_when_there_is_room() -> None:
+    model, taken = MODELS["full"], []
+
+    def prompts() -> Any:
+        for i in range(50):
+            taken.append(i)
+            yield [i % VOCAB + 1, 2]
+
+    results = generate_each(model, prompts(), max_tokens=3, stop_token_ids=(), max_rows=2)
+    next(results)
+    assert len(taken) <= 4
+    assert len(list(results)) == 49
