@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from exactkv.errors import LoadError
+from exactkv.models.defaults import BY_MODEL_TYPE
 
 _REQUIRED = object()
 
@@ -36,11 +37,14 @@ class Config:
     def __init__(self, fields: Mapping[str, Any], family: str, accepted: Collection[str] = ()):
         self.fields, self.family = fields, family
         self.taken: set[str] = set(accepted)
+        self.defaults = BY_MODEL_TYPE.get(str(fields.get("model_type")), {})
 
     def take(self, name: str, default: Any = _REQUIRED, nullable: bool = False) -> Any:
-        """The field's value; ``default`` where it is absent, or null unless null means something (``nullable``).
-        Raises LoadError where it must be there."""
+        """The field's value. Where it is absent, what that means for this model type, else ``default``; the latter
+        where it is null, unless null means something (``nullable``). Raises LoadError where it must be there."""
         self.taken.add(name)
+        if name not in self.fields and name in self.defaults:
+            return self.defaults[name]
         value = self.fields.get(name)
         if value is None and not (nullable and name in self.fields):
             if default is _REQUIRED:

@@ -1,0 +1,59 @@
+"""Fields that a config does not have mean what transformers makes of their absence: one field after another is taken
+out of a full config, and our spec is compared with that of the config which transformers fills up again."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from exactkv.errors import LoadError
+from exactkv.models.load import read_spec, text_config
+from exactkv.models.spec import DecoderSpec
+
+from .cases import CASES
+from .cases_dense import DENSE
+from .cases_mixtures import MIXTURES
+from .oracle import Case, config_of, transformers
+from .test_recurrent_oracle import CASES as RECURRENT
+
+NAMES = frozenset({"architectures", "model_type", "transformers_version"})
+EXCEPTIONS: dict[tuple[str, str], str] = {}
+"""By model type and field: why we differ."""
+
+
+def meaning(fields: dict[str, Any]) -> DecoderSpec:
+    return read_spec(*text_config(fields))
+
+
+def by_model_type() -> dict[str, list[Case]]:
+    found: dict[str, list[Case]] = {}
+    for case in (*CASES, *DENSE, *MIXTURES, *RECURRENT):
+        found.setdefault(config_of(case).get_text_config().model_type, []).append(case)
+    return found
+
+
+KINDS = by_model_type()
+
+
+@pytest.mark.parametrize("model_type", KINDS)
+def test_an_absent_field_means_what_it_does_to_transformers(model_type: str) -> None:
+    wrong, compared = [], 0
+    for case in KINDS[model_type]:
+        full = json.loads(config_of(case).get_text_config().to_json_string(use_diff=False))
+        for field in sorted(full.keys() - NAMES):
+            rest = {name: value for name, value in full.items() if name != field}
+            try:
+                refilled = transformers.AutoConfig.for_model(**copy.deepcopy(rest)).to_dict()
+            except Exception:  # transformers cannot do without
+                continue
+            try:
+                ours = meaning(rest)
+            except LoadError:  # nor can we, and say so
+                continue
+            compared += 1
+            if ours != meaning(json.loads(json.dumps(refilled))) and (model_type, field) not in EXCEPTIONS:
+                wrong.append(f"{field} (case {case.name})")
+    assert compared > 10 and not wrong
