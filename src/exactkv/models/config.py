@@ -10,6 +10,9 @@ from exactkv.models.defaults import BY_MODEL_TYPE
 
 _REQUIRED = object()
 
+MAX_LAYERS = 10_000
+"""More than any model has; a decoder is described layer by layer."""
+
 # Fields that every Hugging Face config may carry and that do not change what a decoder computes.
 HARMLESS = frozenset(
     """
@@ -50,7 +53,16 @@ class Config:
             if default is _REQUIRED:
                 raise LoadError(f"config of a {self.family} model: the field {name!r} is missing")
             return default
+        if name in ("num_hidden_layers", "n_layer"):
+            self._check_count(name, value)
         return value
+
+    def _check_count(self, name: str, value: Any) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_LAYERS:
+            raise LoadError(
+                f"config of a {self.family} model: {name} is {value!r}, expected an integer from 1 to {MAX_LAYERS:,}; "
+                "compare config.json with the original"
+            )
 
     def expect(self, name: str, *supported: Any, default: Any = None) -> Any:
         """A field of which only some values are supported; raises LoadError on any other."""
@@ -86,11 +98,19 @@ class Config:
 
 class LenientConfig(Config):
     """Reads another family's config to its end: a value that is not supported is noted in ``unsupported``, and the
-    first that is stands in for it."""
+    first that is stands in for it; a field that must be there and is not is noted in ``missing``, and a small size
+    stands in for it."""
 
     def __init__(self, fields: Mapping[str, Any], family: str):
         super().__init__(fields, family)
         self.unsupported: dict[str, Any] = {}
+        self.missing: list[str] = []
+
+    def take(self, name: str, default: Any = _REQUIRED, nullable: bool = False) -> Any:
+        if default is _REQUIRED and self.fields.get(name) is None:
+            self.missing += [name] if name not in self.missing else []
+            default = 8
+        return super().take(name, default, nullable)
 
     def expect(self, name: str, *supported: Any, default: Any = None) -> Any:
         value = self.take(name, default)

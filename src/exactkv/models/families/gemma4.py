@@ -36,6 +36,7 @@ def spec(config: Config) -> DecoderSpec:
     config.expect("use_bidirectional_attention", None, "vision")
     count, bias = config.take("num_hidden_layers"), bool(config.take("attention_bias", False))
     kinds, by_kind = layer_kinds(config, every(count, 6)), patterns(config, 512)
+    kinds[-1] = FULL  # whatever the config says, as transformers has it
     shapes = _shapes(config, kinds)
     dims = {kind: shapes[kind]["head_dim"] for kind in (FULL, SLIDING)}
     turned = ropes_of_kinds(config, dims, {FULL: 1_000_000.0, SLIDING: 10_000.0}, absent=_ROPES)

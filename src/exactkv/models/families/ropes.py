@@ -100,6 +100,11 @@ def rope_of(
     inner = Config({k: v for k, v in fields.items() if k != "type"}, f"{config.family} rope")
     kind = inner.expect("rope_type", *KINDS, default=fields.get("type", "default"))
     kind = "longrope" if "short_factor" in fields else kind  # once called "su", and "yarn"
+    if kind == "yarn" and base <= 1.0:
+        raise LoadError(
+            f"config of a {config.family} model: rope_theta is {base:g}, expected more than 1 with YaRN, whose ramp is "
+            "over the logarithm to that base; compare config.json with the original"
+        )
     dim = int(head_dim * partial)
     scaling, amplitude = _scaling(kind, inner, config, dim)
     inner.ignore("max_position_embeddings", *(() if scaling else ("factor", "original_max_position_embeddings")))
