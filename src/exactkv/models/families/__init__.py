@@ -42,6 +42,7 @@ from exactkv.models.families import (
     starcoder2,
 )
 from exactkv.models.families.family import Alternating, Family, Source, Transposed
+from exactkv.models.spec import DecoderSpec, LatentAttentionSpec, MoeSpec
 
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,
@@ -136,19 +137,21 @@ def _nearest(config: Mapping[str, Any], given: Sequence[str]) -> str:
     read all of it does not say that its arithmetic is the same."""
     inner = config.get("text_config")
     fields = inner if isinstance(inner, dict) else config
+    parts = [any(re.search(pattern, name) for name in fields) for pattern in _SPEAK_OF]
     tried = []
     for family in FAMILIES:
         reader = LenientConfig(fields, family.name)
         try:
-            family.spec(reader)
-            problem = ""
+            spec, problem = family.spec(reader), ""
         except Exception as error:  # whatever a family's reader makes of another's fields
-            problem = str(error) if isinstance(error, LoadError) else "some of its fields have other values"
+            spec, problem = None, str(error) if isinstance(error, LoadError) else "some of its fields have other values"
         if reader.missing:
             problem = f"which also needs {', '.join(reader.missing)}"
         new = [*reader.unknown(), *(f"{name} = {value!r}"[:80] for name, value in reader.unsupported.items())]
         kin = _kin(given, family)
-        tried.append((len(new) + len(reader.missing) + 6 * bool(problem) - _KIN * kin, family, new, problem, kin))
+        others = 0 if spec is None else sum(has != speaks for has, speaks in zip(_parts(spec), parts, strict=True))
+        strange = len(new) + len(reader.missing) + 4 * bool(problem) + _PART * others - _KIN * kin
+        tried.append((strange, family, new, problem, kin))
     _, family, new, problem, kin = min(tried, key=lambda t: t[0])
     if problem and not kin and "hidden_size" not in fields:
         return ""
@@ -160,9 +163,20 @@ def _nearest(config: Mapping[str, Any], given: Sequence[str]) -> str:
     )
 
 
-_KIN = 8
-"""How many fields a name is worth: models of one name seldom differ in more, and families with a default for each field
-would else be the nearest to all."""
+_KIN, _PART = 5, 5
+"""How many fields a name is worth, and a kind of part that only one of both has."""
+_SPEAK_OF = (r"mamba|ssm|conv|lru|linear_(num|key|value)|state_size", r"kv_lora_rank", r"expert", r"^layer_?norm")
+"""What fields of recurrent layers, of latent attention, of mixtures and of layer norms are called."""
+
+
+def _parts(spec: DecoderSpec) -> tuple[bool, ...]:
+    """Whether a decoder has recurrent layers, latent attention, mixtures, layer norms."""
+    return (
+        any(layer.recurrent is not None for layer in spec.layers),
+        any(isinstance(layer.attention, LatentAttentionSpec) for layer in spec.layers),
+        any(isinstance(part, MoeSpec) for layer in spec.layers for part in (layer.mlp, layer.beside)),
+        spec.norm == "layer",
+    )
 
 
 def _kin(given: Sequence[str], family: Family) -> bool:
