@@ -157,6 +157,8 @@ def _show_shapes(as_json: bool) -> None:
     console = Console()
     title = "Supported families, with a row's cache in bfloat16"
     table = _table(title, "family", "for example", "layers", "a token", "bounded")
+    for column in table.columns:
+        column.no_wrap = column.header != "layers"
     lines = [title]
     for family in found:
         if not family["models"]:
