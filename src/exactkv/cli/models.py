@@ -11,8 +11,8 @@ from exactkv.cli.output import print_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-NARROW = 70
-"""Columns below which five of a table would be cut to nothing: then a line for each instead."""
+NARROW = 100
+"""Columns below which a table of five would cut names and numbers: then a line for each instead."""
 
 
 def models(
@@ -157,8 +157,6 @@ def _show_shapes(as_json: bool) -> None:
     console = Console()
     title = "Supported families, with a row's cache in bfloat16"
     table = _table(title, "family", "for example", "layers", "a token", "bounded")
-    for column in table.columns:
-        column.no_wrap = column.header != "layers"
     lines = [title]
     for family in found:
         if not family["models"]:
