@@ -57,3 +57,13 @@ def test_an_absent_field_means_what_it_does_to_transformers(model_type: str) -> 
             if ours != meaning(json.loads(json.dumps(refilled))) and (model_type, field) not in EXCEPTIONS:
                 wrong.append(f"{field} (case {case.name})")
     assert compared > 10 and not wrong
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "gemma3n", "gemma4"])
+def test_a_text_model_within_a_larger_one_has_the_same_defaults(kind: str) -> None:
+    """Even where its config does not say what it is."""
+    said = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 20}
+    said |= {"num_attention_heads": 4, "num_kv_shared_layers": 0} if kind != "gemma3" else {"num_attention_heads": 4}
+    alone = meaning({"model_type": f"{kind}_text", **said})
+    assert meaning({"model_type": kind, "text_config": said}) == alone
+    assert alone.layers[0].attention.head_dim == 256

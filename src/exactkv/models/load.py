@@ -174,6 +174,9 @@ def text_config(config: Mapping[str, Any]) -> tuple[Family, dict[str, Any]]:
     said = {
         name: value for name, value in inner.items() if value is not None or name not in outer
     }  # null may mean "none"
+    kind = f"{config.get('model_type')}_text"
+    if kind in family.architectures:
+        said.setdefault("model_type", kind)  # by which absent fields mean something
     return family, {**outer, **said}
 
 
