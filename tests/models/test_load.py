@@ -181,7 +181,7 @@ def test_unknown_fields_are_refused_or_accepted_by_name(model_dir: Path) -> None
     [
         ({"hidden_size": None}, "'hidden_size' is missing"),
         ({"hidden_act": "mish"}, "hidden_act = 'mish' is not supported"),
-        ({"num_hidden_layers": "two"}, "makes no sense"),
+        ({"num_hidden_layers": "two"}, "is 'two', expected an integer from 1"),
         ({"num_attention_heads": 0, "head_dim": None}, "makes no sense"),
         ({"rope_parameters": {"rope_type": "mrope", "factor": 2.0}}, "'mrope' is not supported"),
         ({"rope_parameters": [1]}, "makes no sense"),
