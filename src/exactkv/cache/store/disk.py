@@ -298,7 +298,8 @@ class DiskTier:
             columns, piece = "id, start, start + LENGTH(tokens) / 8, file, bytes, sha256", True
         else:
             columns, piece = "id, 0, position, file, bytes, sha256", False
-        return [Entry(*row, piece) for row in self._db.execute(f"SELECT {columns} FROM {table} {where}", given)]
+        rows = self._db.execute(f"SELECT {columns} FROM {table} {where}", given)
+        return [Entry(id_, start, stop, file, size, sha, piece) for id_, start, stop, file, size, sha in rows]
 
     def _delete(self, table: str, id_: int) -> list[str]:
         """Within a transaction. Returns the files, to be deleted after it."""

@@ -114,7 +114,7 @@ def of_rows(rows: Rows, low: int, high: int) -> dict[str, Tensor]:
 
 
 def of_checkpoint(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """"zone.layer.part" -> rows [H, n, D]; "state.layer.part" -> a state."""
+    """Rows as "zone.layer.part" -> [H, n, D], states as "state.layer.part"."""
     out: dict[str, Tensor] = {}
     for z, zone in enumerate(checkpoint.zones):
         for slot in range(len(zone[0].memory.buffers) if zone else 0):
