@@ -109,13 +109,35 @@ class MemoryTier:
         self._items[id(filed)] = filed
         return filed
 
+    def pin(self, path: Path, by: int) -> None:
+        """Keep the pieces and checkpoints of ``path`` until as many are unpinned; ``by``: 1 to pin, -1 to unpin."""
+        for node, _ in path.steps:
+            node.pins += by
+        for filed in path.checkpoints():
+            filed.pins += by
+
     def all_nodes(self) -> list[Node]:
         return [node for root in self.roots.values() for node in nodes(root)]
 
-    @property
-    def tensor_bytes(self) -> int:
-        """Bytes of tensors alone."""
-        return sum(size for _, size, _ in self._held.values())
+    def held(self) -> list[tuple[object, int]]:
+        """Every memory and tensor that is kept alive, once, with its bytes."""
+        return [(thing, size) for thing, size, _ in self._held.values()]
+
+    def recount(self) -> None:
+        """Count all anew from the trees, after an operation that was interrupted midway."""
+        found = {id(n): n for n in self.all_nodes()}
+        every: dict[int, Node | Filed] = {**found, **{id(f): f for n in found.values() for f in n.checkpoints.values()}}
+        order = {key: at for at, key in enumerate(self._items)}
+        self._items = OrderedDict(sorted(every.items(), key=lambda item: order.get(item[0], len(order))))
+        for node in reversed(found.values()):  # a piece comes before what it hangs from
+            above = node.parent
+            while above is not None and id(above) in self._items:
+                self._items.move_to_end(id(above))
+                above = above.parent
+        self._held, self.nbytes = {}, 0
+        for item in every.values():
+            self._hold(_objects(item))
+            self.nbytes += TOKEN_BYTES * len(item.tokens) if isinstance(item, Node) else 0
 
     # Within.
 

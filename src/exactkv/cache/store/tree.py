@@ -15,13 +15,12 @@ from typing import NamedTuple
 from exactkv.cache.checkpoint import Checkpoint
 from exactkv.cache.run import Segment
 
-Ids = array  # of "q": 8 bytes a token
 MOST_REMEMBERED = 64
 """Places of evicted pieces and checkpoints that a piece remembers, for explanations."""
 
 
 class Namespace(NamedTuple):
-    """What separates entries that must never meet."""
+    """What separates entries that must never meet. ``salt``: a hash of what was given, "" for none."""
 
     identity: str
     storage: str
