@@ -188,7 +188,9 @@ class DiskTier:
 
     # As a whole.
 
-    def prune(self, max_bytes: int | None = None, before: float | None = None, dry_run: bool = False) -> tuple[int, int]:
+    def prune(
+        self, max_bytes: int | None = None, before: float | None = None, dry_run: bool = False
+    ) -> tuple[int, int]:
         """Evict until at most ``max_bytes`` are left, and all that was last used before the time ``before``; with
         ``dry_run`` only count. Returns how many entries went, and their bytes."""
         count = freed = 0

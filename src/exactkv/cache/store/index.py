@@ -74,7 +74,9 @@ class Index:
             self._db.execute("PRAGMA journal_size_limit = 1000000")
             self._make(path)
         except sqlite3.Error as error:
-            raise LoadError(f"{path} cannot be used as an index: {error}; delete the directory to begin anew") from error
+            raise LoadError(
+                f"{path} cannot be used as an index: {error}; delete the directory to begin anew"
+            ) from error
 
     def _make(self, path: Path) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -138,7 +140,7 @@ class Index:
 
     def marks(self, path: DiskPath) -> dict[int, Entry]:
         """The checkpoints of this text, by position; none of a text that branched off before."""
-        found = {}
+        found: dict[int, Entry] = {}
         for piece, end in path.steps:
             rows = self._db.execute("SELECT id, position, file FROM marks WHERE piece = ?", (piece.id,))
             found |= {at: Entry(id_, at, at, file, False) for id_, at, file in rows if piece.start < at <= end}
@@ -228,7 +230,9 @@ class Index:
     def forget(self, entry: Entry) -> None:
         """Within a transaction: an entry and what hangs from it; its files are marked as going."""
         if entry.piece:
-            self._go(_BELOW + "SELECT file FROM pieces WHERE id IN b UNION SELECT file FROM marks WHERE piece IN b", entry.id)
+            self._go(
+                _BELOW + "SELECT file FROM pieces WHERE id IN b UNION SELECT file FROM marks WHERE piece IN b", entry.id
+            )
             self._db.execute(_BELOW + "DELETE FROM marks WHERE piece IN b", (entry.id,))
             self._db.execute(_BELOW + "DELETE FROM pieces WHERE id IN b", (entry.id,))
         else:
@@ -265,7 +269,9 @@ class Index:
 
     # Storing.
 
-    def enter_piece(self, space: int, parent: int, start: int, tokens: array[int], file: str, nbytes: int) -> int | None:
+    def enter_piece(
+        self, space: int, parent: int, start: int, tokens: array[int], file: str, nbytes: int
+    ) -> int | None:
         """Within a transaction: the piece of these tokens, its reserved file written (0 bytes: it has none). None
         where the file was given up meanwhile, what it hangs from has gone, or another process has stored it."""
         if parent and self._db.execute("SELECT 1 FROM pieces WHERE id = ?", (parent,)).fetchone() is None:

@@ -109,12 +109,17 @@ class MemoryTier:
         self._items[id(filed)] = filed
         return filed
 
-    def pin(self, path: Path, by: int) -> None:
-        """Keep the pieces and checkpoints of ``path`` until as many are unpinned; ``by``: 1 to pin, -1 to unpin."""
-        for node, _ in path.steps:
-            node.pins += by
-        for filed in path.checkpoints():
-            filed.pins += by
+    def pin(self, path: Path) -> tuple[Node | Filed, ...]:
+        """Keep the pieces of ``path`` and the two checkpoints nearest to its end, at which longer texts and the same one
+        stand, until ``unpin`` is given what this returns."""
+        pinned: tuple[Node | Filed, ...] = (*(node for node, _ in path.steps), *list(path.checkpoints())[-2:])
+        for item in pinned:
+            item.pins += 1
+        return pinned
+
+    def unpin(self, pinned: tuple[Node | Filed, ...]) -> None:
+        for item in pinned:
+            item.pins -= 1
 
     def all_nodes(self) -> list[Node]:
         return [node for root in self.roots.values() for node in nodes(root)]

@@ -155,7 +155,7 @@ def checkpoint_from(spec: CacheSpec, storage: DenseStorage, tensors: Mapping[str
     for z, zone in enumerate(spec.zones):
         span = (zone.needed_from(position), zone.clip(position))
         held = _segment(storage, zone, z, tensors, span, span) if bounded(zone) else None
-        zones.append((((held,) if held is not None else ())) if bounded(zone) else None)
+        zones.append(((held,) if held is not None else ()) if bounded(zone) else None)
     layers = []
     for i, layer in enumerate(spec.recurrent):
         found = {name: tensors.get(f"state.{i}.{name}") for name in layer.parts}

@@ -96,7 +96,9 @@ def explained(asked: int, stored: int, cached: int, differs: bool, evicted: bool
     """Why ``cached`` of ``asked`` tokens are reused where ``stored`` are stored. ``differs``: a stored text goes on after
     these, with another token; ``evicted``: what stood further on has gone; ``others``: under what else it is stored."""
     if not stored:
-        what = "its first token differs from every text stored" if differs else "nothing is stored for this model and salt"
+        what = (
+            "its first token differs from every text stored" if differs else "nothing is stored for this model and salt"
+        )
         why = f"{what}; what was stored of it was evicted" if evicted else what
         return f"nothing is reused: {why}{f'; {others}' if others else ''}"
     if cached == asked - 1:

@@ -17,11 +17,11 @@ from exactkv.cache.checks import check_rows, is_int, listed, require
 from exactkv.cache.storage import STORAGES
 from exactkv.cache.store.disk import DiskTier
 from exactkv.cache.store.files import Broken, Unreadable
-from exactkv.cache.store.index import DiskPath
+from exactkv.cache.store.index import DiskPath, Entry
 from exactkv.cache.store.memory import MemoryTier
 from exactkv.cache.store.report import Counts, Inserted, Lookup, StoreStats, explained
 from exactkv.cache.store.source import Source, Standing, find
-from exactkv.cache.store.tree import Namespace, Node, Path, ids
+from exactkv.cache.store.tree import Filed, Namespace, Node, ids
 from exactkv.cache.store.writer import Writer
 from exactkv.errors import InputError
 
@@ -39,9 +39,11 @@ class Maker(Protocol):
 class Pin:
     """Keeps a text in a store until ``unpin``, or the end of a ``with`` block. ``tokens``: how many of it."""
 
-    def __init__(self, store: PromptStore, namespace: Namespace, tokens: array[int], path: Path):
-        self._store, self._path = store, path
-        self.namespace, self.text, self.tokens = namespace, tokens, path.length
+    def __init__(
+        self, store: PromptStore, namespace: Namespace, text: array[int], pinned: tuple[Node | Filed, ...]
+    ):  # fmt: skip
+        self.tokens = len(text)
+        self._store, self._namespace, self._text, self._pinned = store, namespace, text, pinned
 
     def unpin(self) -> None:
         """From now on it may be evicted. A second call does nothing."""
@@ -92,13 +94,14 @@ class PromptStore:
         token short of all; of none if there is none. It goes its own way: nothing done with it changes the store.
 
         ``salt``: separates tenants; only what was inserted with the same is found. ``options``: of
-        ``model.new_cache``, such as ``slack``. Raises InputError where tokens are none or no ids, or an option does not fit.
+        ``model.new_cache``, such as ``slack``. Raises InputError where tokens are none or no ids, or an
+        option does not fit.
         """
         text = _ids(tokens)
         cache = model.new_cache(1, **options)
         space = _namespace(cache, salt)
         with self._operating():
-            at, evicted = self._built(cache, text, space)
+            at, evicted = self._built(cache, text, space, _limit(cache, text))
             self._counts.lookups += 1
             self._counts.hits += at.position > 0
             self._counts.asked_tokens += len(text)
@@ -127,11 +130,9 @@ class PromptStore:
         cache = model.new_cache(1, **options)
         space = _namespace(cache, salt)
         with self._operating():
-            self._built(cache, text, space)
+            self._built(cache, text, space, len(text))
             path = self._memory.walk(space, text)
-            self._memory.touch(path)
-            pin = Pin(self, space, text[: path.length], path)
-            pin.checkpoints = self._memory.pin(path)  # type: ignore[attr-defined]
+            pin = Pin(self, space, text[: path.length], self._memory.pin(path))
             self._pins.append(pin)
         return pin
 
@@ -224,34 +225,28 @@ class PromptStore:
     def _standing(self, cache: Cache, text: array[int], space: Namespace, avoid: set[str], limit: int) -> Standing:
         path = self._memory.walk(space, text)
         self._memory.touch(path)
-        at = find(cache, path, DiskPath(), {}, limit)
-        if self._disk is None or at.position == limit:
-            return at
-        disk = self._disk
+        if (disk := self._disk) is None:
+            return find(cache, path, DiskPath(), {}, limit)
         on_disk = self._on_disk(lambda: disk.walk(space, text, avoid), DiskPath())
-        marks = self._on_disk(lambda: disk.index.marks(on_disk), {})
+        marks: dict[int, Entry] = self._on_disk(lambda: disk.index.marks(on_disk), {})
         return find(cache, path, on_disk, {p: m for p, m in marks.items() if m.file not in avoid}, limit)
 
-    def _built(self, cache: Cache, text: array[int], space: Namespace) -> tuple[Standing, bool]:
-        """Give ``cache`` the row of the longest beginning that can be had; what cannot be read is left out. Also
-        whether something that was stored further on has been evicted."""
+    def _built(self, cache: Cache, text: array[int], space: Namespace, limit: int) -> tuple[Standing, bool]:
+        """Give ``cache`` the row of the longest beginning, at most ``limit``, that can be had; what cannot be read is
+        left out. Also whether something that was stored further on has been evicted."""
         avoid: set[str] = set()
         while True:
-            at = self._standing(cache, text, space, avoid, _limit(cache, text))
+            at = self._standing(cache, text, space, avoid, limit)
             evicted = self._evicted(at, text)
             if not at.position:
                 return at, evicted
             merge = cache.storage.device.type == "cpu" if self._merge is None else self._merge
             try:
                 Source(self._memory, self._disk, space, text).build(cache, at, merge)
-            except (Broken, Unreadable) as error:
-                if isinstance(error, Unreadable):
+            except (Broken, Unreadable, sqlite3.Error) as error:
+                if not isinstance(error, Broken):  # what is broken has been dropped
                     self._disk_failed(error)
-                avoid |= _being_read(at, error)
-                continue
-            except sqlite3.Error as error:
-                self._disk_failed(error)
-                avoid |= {entry.file for entry, _ in at.disk.steps} | {m.file for m in at.marks.values()}
+                avoid |= _named(at, error)
                 continue
             if self._disk is not None and at.from_disk:
                 self._counts.disk_hits += 1
@@ -268,9 +263,11 @@ class PromptStore:
         if not held:
             self._counts.refused += 1
             needed = writer.needed(path.length)
-            reasons.append(f"in memory {needed} bytes are needed, and {memory.max_bytes} is the limit, with what is pinned")
+            reasons.append(
+                f"in memory {needed} bytes are needed, and {memory.max_bytes} is the limit, with what is pinned"
+            )
         if (disk := self._disk) is not None:
-            pinned = self._on_disk(self._pinned_on_disk, [])
+            pinned: list[int] = self._on_disk(self._pinned_on_disk, [])
             on_disk = self._on_disk(lambda: writer.onto_disk(disk, described, pinned), False)
             if not on_disk:
                 self._counts.refused_on_disk += 1
@@ -287,13 +284,13 @@ class PromptStore:
     def _pinned_on_disk(self) -> list[int]:
         disk = self._disk
         assert disk is not None
-        return [entry.id for pin in self._pins for entry, _ in disk.walk(pin.namespace, pin.text).steps]
+        return [entry.id for pin in self._pins for entry, _ in disk.walk(pin._namespace, pin._text).steps]
 
     def _unpin(self, pin: Pin) -> None:
         with self._lock:
             if pin in self._pins:
                 self._pins.remove(pin)
-                self._memory.unpin(pin.path, pin.checkpoints)
+                self._memory.unpin(pin._pinned)
 
     # In words.
 
@@ -307,11 +304,10 @@ class PromptStore:
 
     def _differs(self, at: Standing, text: array[int], space: Namespace) -> bool:
         """Whether some stored text goes on where this one leaves it."""
-        if at.path.length >= at.disk.length:
-            root = self._memory.roots.get(space)
-            last = at.path.last if at.path.steps else root
-            longer = at.path.length < len(text) and last is not None
-            if longer and last is not None and (at.path.length < last.end or any(p >= at.path.length for p, _ in last.children)):
+        root, length = self._memory.roots.get(space), at.path.length
+        last = at.path.last if at.path.steps else root
+        if last is not None and length == at.stored < len(text):
+            if length < last.end or any(start == length for start, _ in last.children):
                 return True
         return bool(at.disk.steps) and at.disk.length == at.stored and at.disk.length < at.disk.steps[-1][0].stop
 
@@ -327,13 +323,13 @@ class PromptStore:
         """Under what else more of it is stored."""
         spaces = set(self._memory.roots)
         if (disk := self._disk) is not None:
-            known = self._on_disk(disk.index.namespaces, [])
+            known: list[tuple[int, Namespace, dict[str, Any]]] = self._on_disk(disk.index.namespaces, [])
             spaces |= {n._replace(device=space.device) for _, n, _ in known}
         best: tuple[int, list[str]] = (stored, [])
         for other in spaces - {space}:
             length = self._memory.walk(other, text).length
             if disk is not None:
-                length = max(length, self._on_disk(lambda o=other: disk.walk(o, text).length, 0))  # type: ignore[misc]
+                length = max(length, self._on_disk(lambda o=other: disk.walk(o, text).length, 0))
             differs = [n for n, a, b in zip(Namespace._fields, other, space, strict=True) if a != b]
             if length > best[0]:
                 best = (length, ["model" if n == "identity" else n for n in differs])
@@ -366,11 +362,7 @@ def _digest(tokens: array[int]) -> bytes:
     return hashlib.sha256(tokens.tobytes()).digest()
 
 
-def _being_read(at: Standing, error: Exception) -> set[str]:
-    """The file of ``at`` that the error is about."""
+def _named(at: Standing, error: Exception) -> set[str]:
+    """The file that the error is about; all that ``at`` would read, where it names none."""
     names = {entry.file for entry, _ in at.disk.steps} | {mark.file for mark in at.marks.values()}
-    named = {name for name in names if name and name in str(error)}
-    return named or {name for name in names if name}
-
-
-__all__ = ["Inserted", "Lookup", "Node", "Pin", "PromptStore", "StoreStats"]
+    return {name for name in names if name and name in str(error)} or {name for name in names if name}

@@ -55,18 +55,19 @@ class Writer:
         for own in sorted(filed.values(), key=lambda c: (bool(c.label), c.position), reverse=True):
             yield Place(own.position, pieces.runs_of(self.spec, own), own.state, own, own.label)
 
-    def needed(self, start: int) -> int:
-        """Bytes of memory for what comes from ``start`` on, with the checkpoint at the end."""
+    def needed(self, start: int, filed: Iterable[int] = ()) -> int:
+        """Bytes of memory for what comes from ``start`` on, with the checkpoint at the end if it is not ``filed``."""
         length = self.row.length
         rows = pieces.rows_nbytes(self.spec, self.storage, start, length) + TOKEN_BYTES * (length - start)
-        ends = any(p.position == length for p in self.places)
-        return rows + (pieces.checkpoint_nbytes(self.spec, self.storage, length) if ends else 0)
+        missing = any(p.position == length for p in self.places) and length not in filed
+        return rows + (pieces.checkpoint_nbytes(self.spec, self.storage, length) if missing else 0)
 
     # Memory.
 
     def into_memory(self, memory: MemoryTier, path: Path) -> bool:
         """Add to ``path`` what is missing. False, with nothing added or evicted, where it could not be held."""
-        if not memory.could_hold(self.needed(path.length)):
+        there = {filed.position: filed for filed in path.checkpoints()}
+        if not memory.could_hold(self.needed(path.length, there)):
             return False
         for low, high in self._spans(path.length):
             nbytes = pieces.rows_nbytes(self.spec, self.storage, low, high) + TOKEN_BYTES * (high - low)
@@ -75,14 +76,20 @@ class Writer:
             rows = pieces.cut(self.spec, self.storage, self.row.runs, low, high)
             node = memory.add(self.namespace, path, self.tokens[low:high], rows)
             path = Path((*path.steps, (node, high)), high, node)
-        there = {filed.position: filed for filed in path.checkpoints()}
         complete = True
-        for place in self.places:
+        for place in self._in_order(memory):
             if place.position in there:
                 memory.stand_on(there[place.position])
             elif not self._file(memory, path, place) and place.position == self.row.length:
                 complete = False
         return complete
+
+    def _in_order(self, memory: MemoryTier) -> list[Place]:
+        """The places, such that the one at the end can share the rows of the one before it, if both fit."""
+        first = self.places[:2]
+        both = sum(pieces.checkpoint_nbytes(self.spec, self.storage, p.position) for p in first)
+        shares = len(first) == 2 and first[1].position < first[0].position and memory.could_hold(both)
+        return [*reversed(first), *self.places[2:]] if shares else self.places
 
     def _file(self, memory: MemoryTier, path: Path, place: Place) -> bool:
         made = place.filed
