@@ -124,9 +124,10 @@ class MemoryTier:
     def all_nodes(self) -> list[Node]:
         return [node for root in self.roots.values() for node in nodes(root)]
 
-    def held(self) -> list[tuple[object, int]]:
-        """Every memory and tensor that is kept alive, once, with its bytes."""
-        return [(thing, size) for thing, size, _ in self._held.values()]
+    def found(self) -> list[object]:
+        """Every memory and tensor that the trees keep alive, each once: looked for, not counted along."""
+        items = [i for n in self.all_nodes() for i in (n, *n.checkpoints.values())]
+        return [thing for thing, _ in {key: v for i in items for key, v in _objects(i).items()}.values()]
 
     def recount(self) -> None:
         """Count all anew from the trees, after an operation that was interrupted midway."""

@@ -252,10 +252,10 @@ class Builder:
         return Memory(policy.storage, zone.layers, rows if reach is None else min(rows, reach))
 
 
-def tensor_bytes(found: Iterable[tuple[object, int]]) -> int:
-    """Bytes that objects really hold: every tensor's storage, once."""
+def tensor_bytes(found: Iterable[object]) -> int:
+    """Bytes that memories and tensors really hold: every storage, once."""
     tensors = chain.from_iterable(
-        (t for layer in o.buffers for t in layer.values()) if isinstance(o, Memory) else (o,) for o, _ in found
+        (t for layer in o.buffers for t in layer.values()) if isinstance(o, Memory) else (o,) for o in found
     )
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if isinstance(t, Tensor)}
     return sum(storages.values())

@@ -66,9 +66,12 @@ class Writer:
 
     def into_memory(self, memory: MemoryTier, path: Path) -> bool:
         """Add to ``path`` what is missing. False, with nothing added or evicted, where it could not be held."""
-        there = {filed.position: filed for filed in path.checkpoints()}
-        if not memory.could_hold(self.needed(path.length, there)):
+        wanted = [p.position for p in self.places]
+        there = [filed for filed in path.checkpoints() if filed.position in wanted]
+        if not memory.could_hold(self.needed(path.length, [filed.position for filed in there])):
             return False
+        for filed in there:
+            memory.stand_on(filed)
         for low, high in self._spans(path.length):
             nbytes = pieces.rows_nbytes(self.spec, self.storage, low, high) + TOKEN_BYTES * (high - low)
             if not memory.make_room(nbytes):
@@ -78,9 +81,9 @@ class Writer:
             path = Path((*path.steps, (node, high)), high, node)
         complete = True
         for place in self._in_order(memory):
-            if place.position in there:
-                memory.stand_on(there[place.position])
-            elif not self._file(memory, path, place) and place.position == self.row.length:
+            if any(place.position == filed.position for filed in there):
+                continue
+            if not self._file(memory, path, place) and place.position == self.row.length:
                 complete = False
         return complete
 
