@@ -81,7 +81,7 @@ class PromptStore:
         self._memory, self._merge, self._counts = MemoryTier(max_bytes), merge, Counts()
         self._pins: list[Pin] = []
         self._refusals: dict[tuple[Namespace, int, bytes], str] = {}
-        self._closed = False
+        self._closed, self._sound = False, True
         self._disk: DiskTier | None = None
         if directory is not None:
             self._disk = DiskTier(os.fspath(directory), directory_bytes)
@@ -202,12 +202,12 @@ class PromptStore:
         with self._lock:
             if self._closed:
                 raise InputError("the store is closed; make a new one")
+            if not self._sound:  # the operation before was interrupted, wherever that was
+                self._memory.recount()
             self._memory.begin()
-            try:
-                yield
-            except BaseException:
-                self._memory.recount()  # it may have been interrupted anywhere
-                raise
+            self._sound = False
+            yield
+            self._sound = True
 
     def _on_disk(self, call: Any, otherwise: T) -> T:
         """What ``call`` returns; ``otherwise``, and a count, where the disk does not do as it should."""

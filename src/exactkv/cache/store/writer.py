@@ -68,10 +68,10 @@ class Writer:
         """Add to ``path`` what is missing. False, with nothing added or evicted, where it could not be held."""
         wanted = [p.position for p in self.places]
         there = [filed for filed in path.checkpoints() if filed.position in wanted]
-        if not memory.could_hold(self.needed(path.length, [filed.position for filed in there])):
-            return False
         for filed in there:
             memory.stand_on(filed)
+        if not memory.could_hold(self.needed(path.length, [filed.position for filed in there])):
+            return False
         for low, high in self._spans(path.length):
             nbytes = pieces.rows_nbytes(self.spec, self.storage, low, high) + TOKEN_BYTES * (high - low)
             if not memory.make_room(nbytes):
