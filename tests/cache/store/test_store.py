@@ -329,14 +329,14 @@ def test_wrong_input():
 def test_interrupted_midway_it_still_counts_right(monkeypatch):
     model, store = MODELS["hybrid"], PromptStore()
     stored(store, model, TEXT[:20])
-    for method in ("_hold", "add_checkpoint", "make_room", "add"):
+    for seed, method in enumerate(("_hold", "add_checkpoint", "make_room", "add")):
 
         def failing(*_):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(type(store._memory), method, failing)
-            stored(store, model, [*TEXT[:20], *random_tokens(9, 4)])
+            stored(store, model, [*TEXT[:20], *random_tokens(9, 40 + seed)])
         check(store)
         assert_hot_is_cold(model, store.lookup(model, TEXT[:20]), TEXT[:20])
 
