@@ -267,7 +267,7 @@ class PromptStore:
                 f"in memory {needed} bytes are needed, and {memory.max_bytes} is the limit, with what is pinned"
             )
         if (disk := self._disk) is not None:
-            pinned: list[int] = self._on_disk(self._pinned_on_disk, [])
+            pinned: tuple[set[int], set[int]] = self._on_disk(self._pinned_on_disk, (set(), set()))
             on_disk = self._on_disk(lambda: writer.onto_disk(disk, described, pinned), False)
             if not on_disk:
                 self._counts.refused_on_disk += 1
@@ -281,10 +281,15 @@ class PromptStore:
                     del self._refusals[next(iter(self._refusals))]
         return Inserted(length, length - path.length, held, on_disk, reason)
 
-    def _pinned_on_disk(self) -> list[int]:
-        disk = self._disk
+    def _pinned_on_disk(self) -> tuple[set[int], set[int]]:
+        """The pieces and the checkpoints that pins keep."""
+        disk, kept, marks = self._disk, set(), set()
         assert disk is not None
-        return [entry.id for pin in self._pins for entry, _ in disk.walk(pin._namespace, pin._text).steps]
+        for pin in self._pins:
+            path = disk.walk(pin._namespace, pin._text)
+            kept |= {entry.id for entry, _ in path.steps}
+            marks |= {mark.id for _, mark in sorted(disk.index.marks(path).items())[-2:]}
+        return kept, marks
 
     def _unpin(self, pin: Pin) -> None:
         with self._lock:

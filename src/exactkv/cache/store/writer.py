@@ -112,15 +112,15 @@ class Writer:
 
     # Disk.
 
-    def onto_disk(self, disk: DiskTier, described: dict[str, str], pinned: Iterable[int]) -> bool:
-        """Write what is missing. False where not all of the text could be held; what was written before stays."""
+    def onto_disk(self, disk: DiskTier, described: dict[str, str], pinned: tuple[set[int], set[int]]) -> bool:
+        """Write what is missing. False where not all of the text could be held; what was written before stays.
+        ``pinned``: pieces and checkpoints that stay."""
         path = disk.walk(self.namespace, self.tokens)
         disk.use(path)
         marks = disk.index.marks(path)
         if path.length < self.row.length and not disk.could_hold(self.needed(0)):
             return False
-        kept = [marks[p.position].id for p in self.places if p.position in marks]
-        held = set(pinned)
+        held, kept = pinned[0], pinned[1] | {marks[p.position].id for p in self.places if p.position in marks}
         for low, high in self._spans(path.length):
             tensors = pieces.rows_as_tensors(self.spec, self.row.runs, low, high)
             entry = Entry(0, low, high, "", True)
@@ -137,7 +137,7 @@ class Writer:
             entry = Entry(piece.id, place.position, place.position, "", False)
             made = disk.put(self.namespace, described, self.tokens, entry, tensors, path, kept, held)
             if made is not None:
-                kept.append(made)
+                kept.add(made)
             elif place.position == self.row.length:
                 complete = False
         return complete
