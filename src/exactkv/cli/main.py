@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from exactkv import __version__
+from exactkv.cli.cache import cache
 from exactkv.cli.generate import GenerateCommand, generate
 from exactkv.cli.models import models
 from exactkv.cli.verify import verify
@@ -61,6 +62,7 @@ app = typer.Typer(
 app.command(cls=GenerateCommand)(generate)
 app.command()(models)
 app.command()(verify)
+app.add_typer(cache, name="cache")
 
 
 def _print_version(wanted: bool) -> None:
