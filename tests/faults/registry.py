@@ -6,6 +6,18 @@ from tests.faults import batches, pieces, prompts, rewinds, saving, serving, sha
 from tests.faults import fault as made
 from tests.faults.fault import Fault
 
-__all__ = ["FAULTS", "Fault", "batches", "pieces", "prompts", "rewinds", "saving", "serving", "sharing", "stores", "windows"]
+__all__ = [
+    "FAULTS",
+    "Fault",
+    "batches",
+    "pieces",
+    "prompts",
+    "rewinds",
+    "saving",
+    "serving",
+    "sharing",
+    "stores",
+    "windows",
+]
 
 FAULTS: list[Fault] = sorted(made.FAULTS, key=lambda f: f.kind)

@@ -34,8 +34,8 @@ MOST_HEADER = 100_000_000
 def write(
     path: Path, content: Mapping[str, Any], tensors: Mapping[str, Tensor | list[Tensor]], kind: str = KIND
 ) -> None:
-    """Write ``content``, what JSON can say, and ``tensors``; a list is written as joined along axis 1. ``kind``: what the
-    file says that it is.
+    """Write ``content``, what JSON can say, and ``tensors``; a list is written as joined along axis 1. ``kind``: what
+    the file says that it is.
 
     Raises InputError where the directory is missing, OSError where it cannot be written; a file that was there
     before is then as it was.

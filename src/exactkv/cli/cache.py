@@ -56,7 +56,9 @@ def ls(
             sizes = (human_bytes(text["bytes"]), human_bytes(text["own_bytes"]))
             marks, used = str(len(text["checkpoints"])), _age(text["used"])
             table.add_row(str(text["id"]), names[text["space"]], str(text["tokens"]), *sizes, marks, used)
-        _print(table, f"{len(found['texts'])} texts, {human_bytes(found['bytes'])} in all (what texts share counts once)")
+        _print(
+            table, f"{len(found['texts'])} texts, {human_bytes(found['bytes'])} in all (what texts share counts once)"
+        )
     if saved:
         table = _table("file", "model", "rows", "tokens", "bytes")
         for one in saved:
@@ -105,7 +107,8 @@ def prune(
         str | None, typer.Option(metavar="SIZE", show_default=False, help="Keep at most so much, such as 500MB.")
     ] = None,
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", show_default=False, help="Drop what was not used for, such as, 7d or 12h.")
+        str | None,
+        typer.Option(metavar="AGE", show_default=False, help="Drop what was not used for, such as, 7d or 12h."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Drop all.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
@@ -129,7 +132,8 @@ def prune(
         print_json({"entries": entries, "bytes": freed, "left": left, "dry_run": dry_run})
         return
     verb = "would go" if dry_run else "went"
-    print(f"{entries} pieces and checkpoints {verb}, {human_bytes(freed)}; {human_bytes(left)} {'would be ' * dry_run}left")
+    stays = f"{human_bytes(left)} {'would be ' * dry_run}left"
+    print(f"{entries} pieces and checkpoints {verb}, {human_bytes(freed)}; {stays}")
 
 
 @cache.command(name="verify")

@@ -313,5 +313,3 @@ def test_inserting_from_a_found_cache_writes_what_is_new(tmp_path):
         assert store.stats().disk_writes == written
         store.insert(filled(model, [*TEXT, 5, 6]))
         assert store.stats().disk_pieces > 0 and store.stats().disk_writes > written
-
-

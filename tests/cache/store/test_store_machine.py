@@ -66,7 +66,7 @@ class StoreMachine(RuleBasedStateMachine):
             tokens = [*text[: data.draw(st.integers(0, len(text)))], *tokens]
         words = self.store.explain(self.model, tokens, salt)
         found = self.store.lookup(self.model, tokens, salt)
-        assert found.cached <= self.longest(tokens, salt) and str(found.cached) in words or not found.cached
+        assert (found.cached <= self.longest(tokens, salt) and str(found.cached) in words) or not found.cached
         assert_hot_is_cold(self.model, found, tokens)
 
     @precondition(lambda self: self.held)

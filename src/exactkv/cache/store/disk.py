@@ -25,7 +25,7 @@ from exactkv.errors import InputError
 
 
 class DiskTier:
-    """``evictions``: entries that went for want of room; ``broken``: those dropped as their file was missing or altered;
+    """``evictions``: entries that went for want of room; ``broken``: those dropped, their file missing or altered;
     ``reads``, ``writes``: files. Not for several threads at once: the store's lock is around it."""
 
     def __init__(self, directory: str | Path, max_bytes: int | None = None, create: bool = True):

@@ -70,7 +70,7 @@ class Index:
         try:
             self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
             self._patiently("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the newest entries, no more
             self._db.execute("PRAGMA journal_size_limit = 1000000")
             self._make(path)
         except sqlite3.Error as error:

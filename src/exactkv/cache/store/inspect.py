@@ -21,9 +21,9 @@ def is_store(path: Path) -> bool:
 
 def describe_store(directory: Path) -> dict[str, Any]:
     """What is in a store's directory: "directory", "bytes" (of its files and token ids), "index_bytes", "pieces",
-    "checkpoints"; "spaces", what never meets, with "model", "family", "dtype", "storage", "salt" (the beginning of a hash,
-    "" for none); "texts", of each: "id", "space", "tokens", "bytes" (shared ones too), "own_bytes" (from where it leaves
-    others), "checkpoints" (positions), "used" (seconds since 1970).
+    "checkpoints"; "spaces", what never meets, with "model", "family", "dtype", "storage", "salt" (the beginning of a
+    hash, "" for none); "texts", of each: "id", "space", "tokens", "bytes" (shared ones too), "own_bytes" (of its last
+    piece), "checkpoints" (positions), "used" (seconds since 1970).
     Raises InputError where it is no store, LoadError where its index cannot be read."""
     disk = DiskTier(directory, create=False)
     try:

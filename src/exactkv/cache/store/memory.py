@@ -110,8 +110,8 @@ class MemoryTier:
         return filed
 
     def pin(self, path: Path) -> tuple[Node | Filed, ...]:
-        """Keep the pieces of ``path`` and the two checkpoints nearest to its end, at which longer texts and the same one
-        stand, until ``unpin`` is given what this returns."""
+        """Keep the pieces of ``path`` and the two checkpoints nearest to its end, at which longer texts and the same
+        one stand, until ``unpin`` is given what this returns."""
         pinned: tuple[Node | Filed, ...] = (*(node for node, _ in path.steps), *list(path.checkpoints())[-2:])
         for item in pinned:
             item.pins += 1
@@ -126,7 +126,7 @@ class MemoryTier:
 
     def found(self) -> list[object]:
         """Every memory and tensor that the trees keep alive, each once: looked for, not counted along."""
-        items = [i for n in self.all_nodes() for i in (n, *n.checkpoints.values())]
+        items: list[Node | Filed] = [i for n in self.all_nodes() for i in (n, *n.checkpoints.values())]
         return [thing for thing, _ in {key: v for i in items for key, v in _objects(i).items()}.values()]
 
     def recount(self) -> None:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lookup:
-    """What ``PromptStore.lookup`` found. ``cache``: of one row, standing at ``cached``; ``left``: how many of the tokens
-    asked for are left to feed, ``tokens[cached:]``, never none; ``reason``: why it is not more, in words."""
+    """What ``PromptStore.lookup`` found. ``cache``: of one row, standing at ``cached``; ``left``: how many of the
+    tokens asked for are left to feed, ``tokens[cached:]``, never none; ``reason``: why it is not more, in words."""
 
     cache: Cache
     cached: int
@@ -38,8 +38,8 @@ class StoreStats:
 
     ``lookups`` = ``hits`` + ``misses`` (nothing was reused); of ``asked_tokens``, ``reused_tokens`` need not be fed.
     ``inserts``: of which ``refused`` could not be held in memory, and ``refused_on_disk`` there. ``bytes``: of tensors
-    and token ids in memory, never more than ``max_bytes``; ``pieces``, ``checkpoints``: how many of each; ``tokens``: in
-    all pieces; ``pinned``: texts. ``evictions``: pieces and checkpoints that went for want of room.
+    and token ids in memory, never more than ``max_bytes``; ``pieces``, ``checkpoints``: how many of each; ``tokens``:
+    in all pieces; ``pinned``: texts. ``evictions``: pieces and checkpoints that went for want of room.
     Of the directory (0 without one): ``disk_bytes``, never more than ``directory_bytes``; ``disk_pieces``,
     ``disk_checkpoints``; ``disk_hits``: lookups that read from it; ``disk_reads``, ``disk_writes``: files;
     ``disk_evictions``; ``broken``: entries dropped as their file was missing or altered; ``disk_errors``: reads and
@@ -93,8 +93,9 @@ class Counts:
 
 
 def explained(asked: int, stored: int, cached: int, differs: bool, evicted: bool, others: str = "") -> str:
-    """Why ``cached`` of ``asked`` tokens are reused where ``stored`` are stored. ``differs``: a stored text goes on after
-    these, with another token; ``evicted``: what stood further on has gone; ``others``: under what else it is stored."""
+    """Why ``cached`` of ``asked`` tokens are reused where ``stored`` are stored. ``differs``: a stored text goes on
+    after these, with another token; ``evicted``: what stood further on has gone; ``others``: under what else it is
+    stored."""
     if not stored:
         what = (
             "its first token differs from every text stored" if differs else "nothing is stored for this model and salt"

@@ -75,7 +75,7 @@ class Source:
             builder.add(rows, upto)
         here = self._checkpoint(cache, at)
         kept = [f.checkpoint for f in self.path.checkpoints() if f.position <= at.position]
-        if here is not None and here not in kept:
+        if here is not None and all(c is not here for c in kept):
             kept.append(here)
         builder.finish(self.tokens[: at.position].tolist(), here, kept)
 

@@ -7,7 +7,7 @@ import os
 import sqlite3
 import threading
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -33,7 +33,8 @@ MOST_REFUSALS = 64
 class Maker(Protocol):
     """What a store asks of a model."""
 
-    def new_cache(self, batch_size: int, /, **options: Any) -> Cache: ...
+    @property
+    def new_cache(self) -> Callable[..., Cache]: ...
 
 
 class Pin:
@@ -209,14 +210,13 @@ class PromptStore:
             yield
             self._sound = True
 
-    def _on_disk(self, call: Any, otherwise: T) -> T:
+    def _on_disk(self, call: Callable[[], T], otherwise: T) -> T:
         """What ``call`` returns; ``otherwise``, and a count, where the disk does not do as it should."""
         try:
-            result: T = call()
+            return call()
         except DISK_ERRORS as error:
             self._disk_failed(error)
             return otherwise
-        return result
 
     def _disk_failed(self, error: BaseException) -> None:
         self._counts.disk_errors += 1
@@ -311,9 +311,10 @@ class PromptStore:
         """Whether some stored text goes on where this one leaves it."""
         root, length = self._memory.roots.get(space), at.path.length
         last = at.path.last if at.path.steps else root
-        if last is not None and length == at.stored < len(text):
-            if length < last.end or any(start == length for start, _ in last.children):
-                return True
+        if last is not None and length == at.stored < len(text) and length < last.end:
+            return True
+        if last is not None and length == at.stored and any(start == length for start, _ in last.children):
+            return length < len(text)
         return bool(at.disk.steps) and at.disk.length == at.stored and at.disk.length < at.disk.steps[-1][0].stop
 
     def _evicted(self, at: Standing, text: array[int]) -> bool:
