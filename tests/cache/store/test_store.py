@@ -182,6 +182,10 @@ def test_explanations():
     stored(small, model, TEXT)
     stored(small, model, random_tokens(40, 5))
     assert "evicted" in small.explain(model, TEXT)
+    full = PromptStore(max_bytes=11_000)
+    stored(full, MODELS["full"], TEXT[:20])
+    stored(full, MODELS["full"], random_tokens(20, 5))
+    assert "what was stored of it was evicted" in full.explain(MODELS["full"], TEXT)
     assert small.stats().evictions > 0
 
 

@@ -126,7 +126,9 @@ class MemoryTier:
 
     def found(self) -> list[object]:
         """Every memory and tensor that the trees keep alive, each once: looked for, not counted along."""
-        items: list[Node | Filed] = [i for n in self.all_nodes() for i in (n, *n.checkpoints.values())]
+        items: list[Node | Filed] = []
+        for node in self.all_nodes():
+            items += (node, *node.checkpoints.values())
         return [thing for thing, _ in {key: v for i in items for key, v in _objects(i).items()}.values()]
 
     def recount(self) -> None:

@@ -9,6 +9,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -267,7 +268,8 @@ class PromptStore:
                 f"in memory {needed} bytes are needed, and {memory.max_bytes} is the limit, with what is pinned"
             )
         if (disk := self._disk) is not None:
-            pinned: tuple[set[int], set[int]] = self._on_disk(self._pinned_on_disk, (set(), set()))
+            nothing: tuple[set[int], set[int]] = (set(), set())
+            pinned = self._on_disk(self._pinned_on_disk, nothing)
             on_disk = self._on_disk(lambda: writer.onto_disk(disk, described, pinned), False)
             if not on_disk:
                 self._counts.refused_on_disk += 1
@@ -305,21 +307,18 @@ class PromptStore:
         for (whose, length, digest), reason in self._refusals.items():
             if whose == space and at.stored < length <= len(text) and _digest(text[:length]) == digest:
                 others = f"a text of {length} tokens was refused: {reason}"
-        return explained(len(text), at.stored, at.position, self._differs(at, text, space), evicted, others)
+        return explained(len(text), at.stored, at.position, self._differs(at, text), evicted, others)
 
-    def _differs(self, at: Standing, text: array[int], space: Namespace) -> bool:
+    def _differs(self, at: Standing, text: array[int]) -> bool:
         """Whether some stored text goes on where this one leaves it."""
-        root, length = self._memory.roots.get(space), at.path.length
-        last = at.path.last if at.path.steps else root
-        if last is not None and length == at.stored < len(text) and length < last.end:
+        last, length = at.path.last, at.path.length
+        if at.stored == len(text):
+            return False
+        if length == at.stored and (length < last.end or any(start == length for start, _ in last.children)):
             return True
-        if last is not None and length == at.stored and any(start == length for start, _ in last.children):
-            return length < len(text)
         return bool(at.disk.steps) and at.disk.length == at.stored and at.disk.length < at.disk.steps[-1][0].stop
 
     def _evicted(self, at: Standing, text: array[int]) -> bool:
-        if not at.path.steps:
-            return False
         length, last = at.path.length, at.path.last
         if length < len(text) and (length, text[length]) in last.gone:
             return True
@@ -335,7 +334,7 @@ class PromptStore:
         for other in spaces - {space}:
             length = self._memory.walk(other, text).length
             if disk is not None:
-                length = max(length, self._on_disk(lambda o=other: disk.walk(o, text).length, 0))
+                length = max(length, self._on_disk(partial(disk.walk, other, text), DiskPath()).length)
             differs = [n for n, a, b in zip(Namespace._fields, other, space, strict=True) if a != b]
             if length > best[0]:
                 best = (length, ["model" if n == "identity" else n for n in differs])

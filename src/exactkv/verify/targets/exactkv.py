@@ -26,8 +26,17 @@ from exactkv.models.random import random_weights
 from exactkv.models.spec import LayerSpec
 from exactkv.verify.configs import read_config
 from exactkv.verify.target import (
-    Array, Completion, Generator, Hit, Layer, NotSupported, Refused, Request, Target, Tokens,
-)  # fmt: skip
+    Array,
+    Completion,
+    Generator,
+    Hit,
+    Layer,
+    NotSupported,
+    Refused,
+    Request,
+    Target,
+    Tokens,
+)
 
 SMALL = 5_000_000
 """Parameters up to which a hundred calls take no time."""
