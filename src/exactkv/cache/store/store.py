@@ -29,6 +29,9 @@ from exactkv.errors import InputError
 T = TypeVar("T")
 DISK_ERRORS = (OSError, sqlite3.Error)
 MOST_REFUSALS = 64
+"""Texts that are remembered as refused, for explanations."""
+MOST_SHARED = 4
+"""Pieces that a row refers to rather than copying them, where the device has no use for one run."""
 
 
 class Maker(Protocol):
@@ -65,7 +68,7 @@ class PromptStore:
     cache that they came from. ``directory``: where they are kept on the disk too, for other processes and times, in at
     most ``directory_bytes`` bytes (None: no limit; the index of about 10 bytes a token is not counted).
     ``merge``: whether a cache that was found gets memory of its own, contiguous (True), or refers to the store's
-    until it is given up (False); None: what the device reads faster, True on a CPU.
+    until it is given up (False); None: True on a CPU, which reads one run the faster, and where pieces are many.
     Entries of different weights, rope variants, storage, dtype and salt never meet. What is found is confirmed token by
     token, and on the disk by checksums. What was used longest ago goes first.
     Raises InputError where an argument does not fit, LoadError where the directory's index cannot be used.
@@ -241,9 +244,8 @@ class PromptStore:
             evicted = self._evicted(at, text)
             if not at.position:
                 return at, evicted
-            merge = cache.storage.device.type == "cpu" if self._merge is None else self._merge
             try:
-                Source(self._memory, self._disk, space, text).build(cache, at, merge)
+                Source(self._memory, self._disk, space, text).build(cache, at, self._merges(cache, at))
             except (Broken, Unreadable, sqlite3.Error) as error:
                 if not isinstance(error, Broken):  # what is broken has been dropped
                     self._disk_failed(error)
@@ -254,6 +256,12 @@ class PromptStore:
             if self._disk is not None and at.disk.steps:
                 self._disk.use(at.disk, at.marks.get(at.position))
             return at, evicted
+
+    def _merges(self, cache: Cache, at: Standing) -> bool:
+        """Whether the row gets one run of its own: on a CPU always, elsewhere where the pieces are many."""
+        if self._merge is not None:
+            return self._merge
+        return cache.storage.device.type == "cpu" or len(at.path.steps) + len(at.disk.steps) > MOST_SHARED
 
     def _insert(self, writer: Writer, described: dict[str, str]) -> Inserted:
         memory, length = self._memory, writer.row.length
