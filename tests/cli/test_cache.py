@@ -79,6 +79,16 @@ def test_verify_says_what_is_broken(directory: Path) -> None:
     assert len(list(directory.glob("*.safetensors"))) == len(files), "nothing is changed"
 
 
+def test_verify_of_an_index_that_is_damaged(directory: Path) -> None:
+    index = directory / "index.sqlite"
+    whole = index.read_bytes()
+    index.write_bytes(b"x" * len(whole))
+    code, out, _ = run("verify", directory)
+    assert code == 1 and "index.sqlite" in out
+    index.write_bytes(whole[:4096] + b"\xff" * 4096 + whole[8192:])
+    assert run("verify", directory)[0] == 1
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_verify_could_not_read(directory: Path) -> None:
     file = next(directory.glob("*.safetensors"))

@@ -13,6 +13,8 @@ from exactkv import CheckpointPolicy, PromptStore
 from exactkv.cache import checkpoint
 from exactkv.cache.store import pieces, writer
 from exactkv.errors import InputError
+from exactkv.verify import assert_exact
+from exactkv.verify.targets.exactkv import ExactKVTarget
 from tests.cache.helpers import feed
 from tests.cache.store.helpers import FREE, MODELS, assert_hot_is_cold, check, filled, latent_model, stored
 from tests.hybrid import MAMBA, hybrid_model
@@ -143,6 +145,14 @@ def test_options_of_the_cache_hold():
     with pytest.raises(InputError, match="at most 60"):
         feed(model, cache, [1])
     assert store.lookup(model, TEXT, max_length=30).cached <= 30
+
+
+@pytest.mark.parametrize("name", ["latent", "recurrent"])
+def test_verify_knows_the_store(name):
+    """The store schedules run on exactkv, and it is exact by them."""
+    schedules = ["prefix store", "prefix reuse", "random prefixes", "owners"]
+    report = assert_exact(ExactKVTarget(MODELS[name]), schedules=schedules)
+    assert [outcome.status for outcome in report.outcomes] == ["exact"] * 4
 
 
 # What separates entries.

@@ -264,6 +264,11 @@ class Index:
         """Within a transaction: those files are deleted."""
         self._db.executemany("DELETE FROM files WHERE name = ? AND state = 'going'", [(n,) for n in names])
 
+    def check(self) -> str:
+        """What is wrong with the index itself, "" if nothing."""
+        (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        return "" if found == "ok" else str(found)
+
     def known(self) -> set[str]:
         return {name for (name,) in self._db.execute("SELECT name FROM files")}
 
@@ -317,6 +322,8 @@ def unpacked(blob: bytes) -> array[int]:
 
 
 def _alive(pid: int) -> bool:
+    if os.name != "posix":  # elsewhere asking would be a signal
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from exactkv.cache.store.disk import DiskTier, about
 from exactkv.cache.store.files import Broken, Unreadable
 from exactkv.cache.store.index import NAME, TOKEN_BYTES, Entry, unpacked
 from exactkv.cache.store.tree import Namespace
+from exactkv.errors import LoadError
 
 
 def is_store(path: Path) -> bool:
@@ -71,26 +73,43 @@ def verify_store(directory: Path, progress: Callable[[int, int], None] = lambda 
     """Read every file of a store and compare every checksum: "files" and "bytes" read; "broken" and "unreadable", of
     each "file", "tokens" (of the text that it belongs to) and "what"; "unknown": files that no entry names.
     ``progress``: called with files done and all. Raises as ``describe_store`` does."""
-    disk = DiskTier(directory, create=False)
+    found: dict[str, Any] = {"directory": str(directory), "files": 0, "bytes": 0, "broken": [], "unreadable": []}
+    found["unknown"] = []
     try:
-        known = disk.index.known()
-        wanted = list(_contents(disk))
+        disk = DiskTier(directory, create=False)
+    except LoadError as error:
+        if not isinstance(error.__cause__, sqlite3.DatabaseError) or isinstance(
+            error.__cause__, sqlite3.OperationalError
+        ):
+            raise
+        found["broken"].append({"file": NAME, "tokens": 0, "what": str(error)})
+        return found
+    try:
+        if wrong := disk.index.check():
+            found["broken"].append({"file": NAME, "tokens": 0, "what": f"{NAME} is damaged: {wrong}"})
+        else:
+            _read_all(disk, found, progress)
     finally:
         disk.close()
-    found: dict[str, Any] = {"directory": str(directory), "files": 0, "bytes": 0, "broken": [], "unreadable": []}
+    return found
+
+
+def _read_all(disk: DiskTier, found: dict[str, Any], progress: Callable[[int, int], None]) -> None:
+    wanted = list(_contents(disk))
     for number, (file, content, tokens) in enumerate(wanted):
         progress(number, len(wanted))
         try:
-            files.read(directory / file, content)
-            found["bytes"] += (directory / file).stat().st_size
+            files.read(disk.directory / file, content)
+            found["bytes"] += (disk.directory / file).stat().st_size
         except Broken as error:
-            found["broken"].append({"file": file, "tokens": tokens, "what": str(error)})
+            if file in disk.index.known():  # else another process has evicted it meanwhile
+                found["broken"].append({"file": file, "tokens": tokens, "what": str(error)})
         except (Unreadable, OSError) as error:
             found["unreadable"].append({"file": file, "tokens": tokens, "what": str(error)})
         found["files"] += 1
     progress(len(wanted), len(wanted))
-    found["unknown"] = sorted(f.name for f in directory.glob(f"*{files.SUFFIX}") if f.name not in known)
-    return found
+    present = {path.name for path in disk.directory.glob(f"*{files.SUFFIX}")}
+    found["unknown"] = sorted(present - disk.index.known())
 
 
 def _contents(disk: DiskTier) -> Iterator[tuple[str, dict[str, Any], int]]:
