@@ -82,7 +82,7 @@ def test_the_limit_holds(name, tmp_path, monkeypatch):
         assert_hot_is_cold(model, found, text)
         check(store)
     assert len(seen) > 12
-    refused = PromptStore(0, tmp_path / "small", directory_bytes=500)
+    refused = PromptStore(0, tmp_path / "small", directory_bytes=100)
     done = stored(refused, model, TEXT)
     assert not done.on_disk and done.reason and refused.stats().refused_on_disk == 1
 
@@ -297,9 +297,9 @@ def test_a_checksum_is_what_tells(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, PromptStore(directory=tmp_path) as store:
         patch.setattr(container, "Header", Blind)
         with pytest.raises(AssertionError):
-            assert_hot_is_cold(model, store.lookup(model, TEXT), TEXT)
+            assert_hot_is_cold(model, store.lookup(model, [*TEXT, 1]), [*TEXT, 1])
     with PromptStore(directory=tmp_path) as store:
-        assert_hot_is_cold(model, store.lookup(model, TEXT), TEXT)
+        assert_hot_is_cold(model, store.lookup(model, [*TEXT, 1]), [*TEXT, 1])
         assert store.stats().broken == 1
 
 

@@ -49,11 +49,12 @@ class StoreMachine(RuleBasedStateMachine):
         found = self.store.lookup(self.model, tokens, salt, slack=slack, checkpoints=CheckpointPolicy(every))
         assert found.cached <= self.longest(tokens, salt)
         feed(self.model, found.cache, tokens[found.cached :])
-        self.store.insert(found.cache, salt=salt)
+        done = self.store.insert(found.cache, salt=salt)
+        assert done.reason or (done.in_memory and done.on_disk)
         self.stored.setdefault(salt, []).append(tuple(tokens))
         again = self.store.lookup(self.model, tokens, salt)
         assert_hot_is_cold(self.model, again, tokens)
-        if self.kind in FREE:
+        if self.kind in FREE and (done.in_memory or done.on_disk):
             assert again.cached == len(tokens) - 1
         if keep and len(self.held) < 3:
             self.held.append((found.cache, salt))
@@ -128,7 +129,7 @@ TestAnchors, TestRecurrent = machine("anchors", 14_000), machine("recurrent", 15
 TestHybrid, TestLatent = machine("hybrid", 40_000), machine("latent", 8_000)
 
 
-@pytest.mark.parametrize("operations", [150, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("operations", [100, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_random_operations_on_a_store_of_50_mb(operations, tmp_path):
     """Issue 5: no wrong hit, limit never passed. Each model has its texts; a wrong row would show in the logits."""
     drawn = random.Random(operations)
