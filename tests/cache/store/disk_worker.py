@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import sys
 
+import torch
+
 from exactkv import PromptStore
 from tests.cache.helpers import feed
 from tests.cache.store.helpers import MODELS, filled
@@ -16,10 +18,11 @@ def text_of(number: int) -> list[int]:
     return random_tokens(12, number % 5) + random_tokens(4 + number % 9, 100 + number)
 
 
-def write(directory: str, first: int) -> None:
+def write(directory: str, first: int, limit: int | None = None) -> None:
     """Store one text after the other, and say of each when it is finished; until killed."""
+    torch.set_num_threads(1)  # a fork has none of its parent's threads
     model = MODELS["hybrid"]
-    with PromptStore(directory=directory) as store:
+    with PromptStore(directory=directory, directory_bytes=limit) as store:
         print("ready", flush=True)
         for number in range(first, first + 10_000):
             done = store.insert(filled(model, text_of(number)))
@@ -46,7 +49,4 @@ def share(directory: str, seed: int, rounds: int, limit: int) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "write":
-        write(sys.argv[2], int(sys.argv[3]))
-    else:
-        share(sys.argv[2], *map(int, sys.argv[3:]))
+    share(sys.argv[1], *map(int, sys.argv[2:]))

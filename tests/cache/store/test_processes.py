@@ -25,7 +25,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
 
 
-def forked_writer(directory: Path, first: int) -> tuple[int, int]:
+def forked_writer(directory: Path, first: int, limit: int | None = None) -> tuple[int, int]:
     """A process that writes, from a fork: no import to wait for. Its id, and where it says what is finished."""
     reading, writing = os.pipe()
     pid = os.fork()
@@ -36,7 +36,7 @@ def forked_writer(directory: Path, first: int) -> tuple[int, int]:
             sys.stdout = os.fdopen(1, "w")
             from tests.cache.store import disk_worker
 
-            disk_worker.write(str(directory), first)
+            disk_worker.write(str(directory), first, limit)
         finally:
             os._exit(1)
     os.close(writing)
@@ -71,9 +71,31 @@ def test_kills_lose_nothing_that_was_finished(tmp_path, kills):
     print(f"{kills} kills, {len(finished)} finished entries, {stats.disk_pieces} pieces")
 
 
+def test_kills_within_a_limit(tmp_path):
+    """Evictions are killed too: the limit holds at once, and when opened nothing is left that nobody counts."""
+    drawn, limit, model = random.Random(5), 150_000, MODELS["hybrid"]
+    for kill in range(6):
+        pid, reading = forked_writer(tmp_path, kill * 10_000, limit)
+        with os.fdopen(reading) as said:
+            lines = [said.readline() for _ in range(6)]
+            time.sleep(drawn.uniform(0, 0.05))
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        assert sum(f.stat().st_size for f in tmp_path.iterdir() if "safetensors" in f.name) <= limit
+    with PromptStore(directory=tmp_path, directory_bytes=limit) as store:
+        check(store)
+        known = store._disk.index.known()
+        assert {f.name for f in tmp_path.iterdir() if "safetensors" in f.name} == known
+        for number in range(6):
+            assert_hot_is_cold(model, store.lookup(model, [*text_of(number), 5]), [*text_of(number), 5])
+        last = [*text_of(int(lines[-1])), 5]
+        assert store.lookup(model, last).cached == len(last) - 1
+        assert store.stats().broken == 0
+
+
 def test_two_processes_share_a_directory(tmp_path):
     limit = 60_000
-    processes = [start("share", tmp_path, seed, 24, limit) for seed in (1, 2)]
+    processes = [start(tmp_path, seed, 24, limit) for seed in (1, 2)]
     for process in processes:
         out, _ = process.communicate(timeout=120)
         assert process.returncode == 0
