@@ -241,7 +241,7 @@ class PromptStore:
         avoid: set[str] = set()
         while True:
             at = self._standing(cache, text, space, avoid, limit)
-            evicted = self._evicted(at, text)
+            evicted, from_disk = self._evicted(at, text), at.from_disk
             if not at.position:
                 return at, evicted
             try:
@@ -251,8 +251,7 @@ class PromptStore:
                     self._disk_failed(error)
                 avoid |= _named(at, error)
                 continue
-            if self._disk is not None and at.from_disk:
-                self._counts.disk_hits += 1
+            self._counts.disk_hits += from_disk
             if self._disk is not None and at.disk.steps:
                 self._disk.use(at.disk, at.marks.get(at.position))
             return at, evicted
