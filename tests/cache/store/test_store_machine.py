@@ -138,8 +138,8 @@ def test_random_operations_on_a_store_of_50_mb(operations, tmp_path):
         limit, disk = 1_000_000, 2_000_000
     else:
         limit, disk = 50_000_000, 50_000_000
-    length = 60 if operations < 1000 else 300
-    store, stored, reused = PromptStore(limit, tmp_path, directory_bytes=disk), {}, 0
+    length = 60 if operations < 1000 else 200
+    store, stored, reused, evicted = PromptStore(limit, tmp_path, directory_bytes=disk), {}, 0, 0
     for n in range(operations):
         name = drawn.choice(sorted(wide))
         model, texts = wide[name], stored.setdefault(name, [])
@@ -150,14 +150,15 @@ def test_random_operations_on_a_store_of_50_mb(operations, tmp_path):
         found = store.lookup(model, tokens)
         assert found.cached <= max((shared(tokens, t) for t in texts), default=0)
         reused += found.cached
-        if n % 4 == 0 or operations < 1000:
+        if n % 8 == 0 or operations < 1000:
             assert_hot_is_cold(model, found, tokens)
         else:
             feed(model, found.cache, tokens[found.cached :])
         if drawn.random() < 0.8:
             texts.append(found.cache.tokens(0))
             store.insert(found.cache)
-        if drawn.random() < 0.01:
+        if drawn.random() < min(0.01, 5 / operations):
+            evicted += store.stats().evictions
             store.close()
             store = PromptStore(limit, tmp_path, directory_bytes=disk)
         assert store._memory.nbytes <= limit and store._disk.index.total() <= disk
@@ -165,6 +166,10 @@ def test_random_operations_on_a_store_of_50_mb(operations, tmp_path):
             check(store)
     check(store)
     stats = store.stats()
+    evicted += stats.evictions
     assert (stats.broken, stats.disk_errors) == (0, 0) and reused > 0
-    print(f"{operations} operations, {reused} tokens reused, {stats.bytes} bytes, {stats.disk_bytes} on the disk")
+    assert operations < 1000 or (evicted and stats.disk_evictions), "both limits were met"
+    print(
+        f"{operations} operations, {reused} tokens reused, {stats.bytes} bytes, {stats.disk_bytes} on the disk, {evicted} evicted"
+    )
     store.close()
