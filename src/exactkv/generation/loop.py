@@ -12,6 +12,7 @@ from torch import Tensor
 from exactkv.cache import Cache
 from exactkv.cache.checks import is_int, listed
 from exactkv.errors import InputError
+from exactkv.generation.reuse import forgets, next_stop, reuse
 from exactkv.generation.sampling import GREEDY, Sampling, sample
 from exactkv.models.model import Model
 
@@ -40,13 +41,15 @@ class Piece:
 class Stats:
     """What a generation has done so far, and the seconds it worked (not those its consumer took).
 
+    ``prompt_tokens``: all of the prompt; ``cached_tokens`` of them were in the cache, ``fed_tokens`` went through the
+    model. The two add up to the first but before prefill has ended, or where it was interrupted.
     ``prefill_seconds`` include choosing the first token; ``first_token_seconds`` is the time from the first
-    call on, None before there is one. ``prefilled_tokens`` falls short of ``prompt_tokens`` only where
-    prefill was interrupted.
+    call on, None before there is one.
     """
 
     prompt_tokens: int
-    prefilled_tokens: int
+    cached_tokens: int
+    fed_tokens: int
     generated_tokens: int
     prefill_seconds: float
     decode_seconds: float
@@ -55,8 +58,8 @@ class Stats:
 
     @property
     def prompt_rate(self) -> float | None:
-        """Prompt tokens a second; None before any."""
-        return self.prefilled_tokens / self.prefill_seconds if self.prefill_seconds else None
+        """Prompt tokens fed a second; None before any."""
+        return self.fed_tokens / self.prefill_seconds if self.prefill_seconds else None
 
     @property
     def decode_rate(self) -> float | None:
@@ -67,9 +70,9 @@ class Stats:
 class Generation(Iterator[Piece]):
     """An iterator of pieces, made by ``stream``.
 
-    ``tokens``: all ids generated so far. ``cache``: holds what came before, the prompt, and each of
-    ``tokens`` but the last. Both can be read at any time: between pieces, after ``close()``, and after an
-    exception or Ctrl-C, which ends the generation; ``cache.lengths`` then says how far it has come.
+    ``tokens``: all ids generated so far. ``cache``: holds the prompt and each of ``tokens`` but the last. Both can
+    be read at any time: between pieces, after ``close()``, and after an exception or Ctrl-C, which ends the
+    generation; ``cache.lengths`` then says how far it has come.
     """
 
     def __init__(
@@ -80,12 +83,16 @@ class Generation(Iterator[Piece]):
         sampling: Sampling,
         stop_token_ids: frozenset[int],
         cache: Cache,
+        checkpoints: Sequence[int] = (),
     ):
         self.model, self.prompt, self.cache = model, tuple(prompt), cache
+        # The prompt's is before its last token, whose logits anyone who comes back will want.
+        self._marks = dict.fromkeys(checkpoints, "message") | {len(prompt) - 1: "prompt"} if forgets(cache) else {}
         self.max_tokens, self.sampling, self.stop_token_ids = max_tokens, sampling, stop_token_ids
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
-        self._base = self._position = cache.lengths[0]
+        self._cached = self._fed = 0
+        self._position = cache.lengths[0]
         self._prefill_seconds = self._decode_seconds = 0.0
         self._first_token_seconds: float | None = None
         self._pieces = self._run()
@@ -102,7 +109,8 @@ class Generation(Iterator[Piece]):
         """A snapshot of the statistics."""
         return Stats(
             prompt_tokens=len(self.prompt),
-            prefilled_tokens=min(len(self.prompt), self.cache.lengths[0] - self._base),
+            cached_tokens=self._cached,
+            fed_tokens=self._fed,
             generated_tokens=len(self.tokens),
             prefill_seconds=self._prefill_seconds,
             decode_seconds=self._decode_seconds,
@@ -130,26 +138,35 @@ class Generation(Iterator[Piece]):
             if self.finish_reason is not None:
                 return
             started = time.perf_counter()
-            token = self._next_token([token])
+            token = self._chosen(self._feed([token], "last"))
             self._decode_seconds += time.perf_counter() - started
 
     def _first_token(self) -> int:
-        """Feed the prompt, a piece a forward pass; logits are made for its last position only."""
+        """Feed what the cache lacks of the prompt, a piece a forward pass; logits are made for its last position."""
         started = time.perf_counter()
-        last = (len(self.prompt) - 1) // PREFILL_WIDTH * PREFILL_WIDTH
-        for start in range(0, last, PREFILL_WIDTH):
-            self._check_position()
-            self.model([self.prompt[start : start + PREFILL_WIDTH]], cache=self.cache, logits="none")
-            self._position += PREFILL_WIDTH
+        self._check_position()
+        self._cached = self._position = reuse(self.cache, self.prompt)
+        last = len(self.prompt)
+        logits = None
+        while self._position < last:
+            start, stop = self._position, next_stop(self.cache, last, PREFILL_WIDTH, self._marks)
+            logits = self._feed(self.prompt[start:stop], "last" if stop == last else "none")
+            if stop in self._marks:
+                self.cache.checkpoint(label=self._marks[stop])
             self._prefill_seconds = time.perf_counter() - started
-        token = self._next_token(self.prompt[last:])
+        token = self._chosen(logits)
         self._prefill_seconds = self._first_token_seconds = time.perf_counter() - started
         return token
 
-    def _next_token(self, fed: Sequence[int]) -> int:
+    def _feed(self, tokens: Sequence[int], logits: str) -> Tensor | None:
         self._check_position()
-        logits = self.model([fed], cache=self.cache, logits="last")
-        self._position += len(fed)
+        try:
+            return self.model([tokens], cache=self.cache, logits=logits)
+        finally:
+            self._position = self.cache.lengths[0]
+            self._fed = min(len(self.prompt), self._position) - self._cached
+
+    def _chosen(self, logits: Tensor | None) -> int:
         assert logits is not None
         return int(sample(logits[0], self.sampling, self.cache.lengths[0]))
 
@@ -175,12 +192,16 @@ def stream(
     sampling: Sampling = GREEDY,
     stop_token_ids: Sequence[int] | None = None,
     cache: Cache | None = None,
+    checkpoints: Sequence[int] = (),
 ) -> Generation:
     """Generate after ``prompt``: an iterator of pieces, with ``.stats``, ``.tokens`` and ``.cache``.
 
     A text is encoded with the tokenizer's special tokens, messages by the chat template, ids are taken as
-    they are. ``stop_token_ids``: end tokens instead of the model's own (``()``: none). ``cache``: one row,
-    after whose content the prompt is fed (default: a new one). Work is done as the iterator is advanced.
+    they are. ``stop_token_ids``: end tokens instead of the model's own (``()``: none). ``cache``: one row
+    (default: a new one). What it holds of the prompt is not computed again, and what else it holds is dropped: it
+    changes what a text costs, never the text. To go on after all it holds, give ``[*cache.tokens(0), *more]``.
+    ``checkpoints``: positions in the prompt, such as the ends of messages, that the cache shall be able to go back to;
+    the prompt's end is one always. Work is done as the iterator is advanced.
     Raises InputError, here, where an argument does not fit.
     """
     if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
@@ -198,15 +219,18 @@ def stream(
         raise InputError(
             f"the cache has {cache.batch_size} rows; stream generates one text: give it cache.select([row])"
         )
-    held, limit = cache.lengths[0], cache.max_length
-    if limit is not None and held + len(ids) > limit:
-        before = f" after the {held} in the cache" if held else ""
-        raise InputError(f"the prompt has {len(ids)} tokens{before}; at most {limit} fit. Shorten it.")
+    model._check_cache(cache, 1, None)  # before anything is rewound
+    limit = cache.max_length
+    if limit is not None and len(ids) > limit:
+        raise InputError(f"the prompt has {len(ids)} tokens; at most {limit} fit. Shorten it.")
     given = None if stop_token_ids is None else listed("stop_token_ids", stop_token_ids)
     if not all(is_int(i) for i in given or ()):
         raise InputError(f"stop_token_ids are {given!r}; expected token ids, which are integers")
     ends = end_token_ids(model) if given is None else frozenset(given)
-    return Generation(model, ids, max_tokens, sampling, ends, cache)
+    marks = listed("checkpoints", checkpoints)
+    if not all(is_int(m) and 0 <= m <= len(ids) for m in marks):
+        raise InputError(f"checkpoints are {marks!r}; expected positions from 0 to the prompt's length {len(ids)}")
+    return Generation(model, ids, max_tokens, sampling, ends, cache, marks)
 
 
 def prompt_ids(model: Model, prompt: Prompt) -> list[int]:

@@ -1,0 +1,186 @@
+"""A conversation: messages, the cache that goes with them, and turns that feed only what is new.
+
+Each turn renders the whole history by the model's chat template and compares its tokens with those in the cache. So
+nothing is assumed about a template: one that drops earlier thinking costs what comes after the place where it changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from exactkv.cache import CheckpointPolicy
+from exactkv.errors import InputError, LoadError
+from exactkv.generation import saved
+from exactkv.generation.loop import Generation, Piece, Stats, stream
+from exactkv.generation.reuse import common_prefix, forgets
+from exactkv.generation.sampling import GREEDY, Sampling
+from exactkv.models.model import Model
+
+Message = dict[str, str]
+CHECKPOINTS = CheckpointPolicy(every=1024, max_bytes=1 << 30)
+"""For edits within long texts, in bounded memory."""
+
+
+class Reply(Iterator[Piece]):
+    """An answer as it comes: an iterator of pieces. What has come is in the conversation at every moment, also after
+    Ctrl-C or an error. ``generation`` has the tokens, ``stats`` the counts."""
+
+    def __init__(self, generation: Generation, message: Message):
+        self.generation, self._message = generation, message
+
+    def __next__(self) -> Piece:
+        piece = next(self.generation)
+        self._message["content"] += piece.text
+        return piece
+
+    def close(self) -> None:
+        """End it here. What has come is the answer."""
+        self.generation.close()
+
+    @property
+    def text(self) -> str:
+        """What has come so far."""
+        return self._message["content"]
+
+    @property
+    def stats(self) -> Stats:
+        return self.generation.stats
+
+
+class Conversation:
+    """Messages with a model that has a chat template, and their cache.
+
+    ``messages``: {"role", "content"}, the system's first if there is one; every question has an answer, empty where it
+    was stopped before its first word. ``cache``: one row; what it holds never changes an answer, only its cost.
+    ``checkpoints``: which states of windowed and recurrent layers it keeps to go back to, beside those at the ends of
+    messages. ``refused``: after ``load``, why the saved cache could not be used, else None.
+    Raises InputError where the model has no chat template.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        system: str | None = None,
+        sampling: Sampling = GREEDY,
+        max_tokens: int = 1024,
+        checkpoints: CheckpointPolicy = CHECKPOINTS,
+    ):
+        if model.tokenizer is None or model.tokenizer.chat_template is None:
+            raise InputError(
+                f"{model.name or 'this model'} has no chat template, so it cannot hold a conversation (base models "
+                "usually have none). Take an instruct or chat model, or give it a text: exactkv generate MODEL TEXT."
+            )
+        self.model, self.sampling, self.max_tokens = model, sampling, max_tokens
+        self.messages: list[Message] = []
+        self.cache = model.new_cache(checkpoints=checkpoints)
+        self.refused: str | None = None
+        self._again = 0
+        self.system = system
+
+    @property
+    def system(self) -> str | None:
+        """The system message, or None. Set, it holds from the next turn on."""
+        first = self.messages[0] if self.messages else None
+        return first["content"] if first is not None and first["role"] == "system" else None
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        rest = self.messages[self.system is not None :]
+        self.messages = rest if text is None else [{"role": "system", "content": text}, *rest]
+
+    def reply(self, text: str) -> Reply:
+        """Say ``text``; returns the answer. Raises InputError, the conversation as it was, where it does not fit."""
+        return self._answer([*self.messages, {"role": "user", "content": text}], again=0)
+
+    def regenerate(self) -> Reply:
+        """Another answer to the last question; with temperature 0 it is the same one."""
+        return self._answer(self.messages[: self._question() + 1], self._again + 1)
+
+    def edit(self, index: int, text: str) -> Reply:
+        """Say ``text`` instead of the question ``messages[index]``; what came after it is dropped."""
+        questions = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
+        place = range(len(self.messages))[index] if -len(self.messages) <= index < len(self.messages) else None
+        if place not in questions:
+            raise InputError(f"message {index} is none of yours; expected one of {questions or 'none: say something'}")
+        return self._answer([*self.messages[:place], {"role": "user", "content": text}], again=0)
+
+    def undo(self) -> str:
+        """Drop the last question and its answer; returns the question."""
+        place = self._question()
+        text = self.messages[place]["content"]
+        del self.messages[place:]
+        return text
+
+    def clear(self) -> None:
+        """Drop all messages but the system's."""
+        del self.messages[self.system is not None :]
+
+    def save(self, directory: str | Path) -> None:
+        """Write messages, settings and cache into a directory. One that holds a saved conversation is replaced, all at
+        once: whoever is interrupted has the earlier one."""
+        content = {
+            "model": self.model.name,
+            "sampling": asdict(self.sampling),
+            "max_tokens": self.max_tokens,
+            "messages": self.messages,
+        }
+        saved.write(Path(directory), content, self.cache)
+
+    @classmethod
+    def load(cls, directory: str | Path, model: Model) -> Conversation:
+        """A saved conversation. A cache that does not fit ``model`` is left aside, ``refused`` says why, and the first
+        turn feeds the messages anew. Raises LoadError where the messages cannot be read."""
+        content = saved.read(Path(directory))
+        try:
+            messages = [{"role": str(m["role"]), "content": str(m["content"])} for m in content["messages"]]
+            sampling, max_tokens = Sampling(**content["sampling"]), int(content["max_tokens"])
+        except (KeyError, TypeError, ValueError, InputError) as error:
+            raise LoadError(f"{directory} holds no conversation as exactkv saves it: {error!r}") from error
+        made = cls(model, None, sampling, max_tokens)
+        made.messages = messages
+        cache, made.refused = saved.read_cache(Path(directory), content, model)
+        if cache is not None:
+            made.cache = cache
+        return made
+
+    # Within.
+
+    def _question(self) -> int:
+        for place in reversed(range(len(self.messages))):
+            if self.messages[place]["role"] == "user":
+                return place
+        raise InputError("there is no question yet; say something first")
+
+    def _answer(self, messages: list[Message], again: int) -> Reply:
+        tokens = self._rendered(messages, True)
+        sampling = replace(self.sampling, seed=(self.sampling.seed + again) % (1 << 63))
+        generation = stream(
+            self.model, tokens, self.max_tokens, sampling, cache=self.cache, checkpoints=self._ends(messages, tokens)
+        )
+        answer = {"role": "assistant", "content": ""}
+        self.messages, self._again = [*messages, answer], again
+        return Reply(generation, answer)
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], prompt: bool) -> list[int]:
+        assert self.model.tokenizer is not None
+        return self.model.tokenizer.apply_chat_template(messages, add_generation_prompt=prompt)
+
+    def _ends(self, messages: Sequence[Message], tokens: Sequence[int]) -> list[int]:
+        """Where in ``tokens`` messages end, as far as the cache does not hold them. The last one's end is left out: the
+        prompt's own checkpoint is a few tokens on."""
+        if not forgets(self.cache):
+            return []
+        held = common_prefix(self.cache.tokens(0), tokens)
+        ends: list[int] = []
+        for count in range(len(messages) - 1, 0, -1):
+            try:
+                end = common_prefix(self._rendered(messages[:count], False), tokens)
+            except InputError:  # a template may refuse half a conversation
+                continue
+            if end <= self.cache.standing(held)[0]:
+                break
+            ends.append(end)
+        return ends

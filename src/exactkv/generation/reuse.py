@@ -1,0 +1,35 @@
+"""What a cache holds of a prompt already, and where on the way to stand still so that it can be reused again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from exactkv.cache import Cache
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two texts have in common at their beginnings."""
+    count = min(len(first), len(second))
+    return next((i for i in range(count) if first[i] != second[i]), count)
+
+
+def reuse(cache: Cache, tokens: Sequence[int]) -> int:
+    """Rewind a cache of one row to the furthest position where it can go on with ``tokens``, and return that: what is
+    left to feed is ``tokens[reached:]``, at least one token, as its logits are wanted."""
+    held = common_prefix(cache.tokens(0), tokens)
+    return cache.rewind(max(0, min(held, len(tokens) - 1)))[0]
+
+
+def forgets(cache: Cache) -> bool:
+    """Whether some layer gives up what earlier positions need, so that checkpoints are worth taking."""
+    return bool(cache.spec.recurrent) or any(zone.bound is not None for zone in cache.spec.zones)
+
+
+def next_stop(cache: Cache, end: int, width: int, marks: Iterable[int] = ()) -> int:
+    """Where the next piece of a prompt that ends at ``end`` stops: after at most ``width`` tokens, at the next of
+    ``marks``, and where the cache's policy files its next checkpoint."""
+    start = cache.lengths[0]
+    wanted = [m for m in marks if m > start]
+    if (filed := cache.next_checkpoint(0)) is not None:
+        wanted.append(filed)
+    return min([start + width, end, *wanted])
