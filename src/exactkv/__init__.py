@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         SlidingWindow,
         join,
     )
+    from exactkv.cache.store import PromptStore
     from exactkv.errors import ExactKVError, InputError, IntegrityError, LoadError
     from exactkv.generation import Sampling, stream
     from exactkv.models.load import load
@@ -36,6 +37,7 @@ __all__ = [
     "IntegrityError",
     "LoadError",
     "Model",
+    "PromptStore",
     "Sampling",
     "SlidingWindow",
     "join",
@@ -50,6 +52,7 @@ _MODULES = {
         "AttentionPattern", "Cache", "CheckpointPolicy", "ChunkedAttention", "FullAttention", "SlidingWindow", "join",
         "load_cache",
     ),
+    "exactkv.cache.store": ("PromptStore",),
     "exactkv.errors": ("ExactKVError", "InputError", "IntegrityError", "LoadError"),
     "exactkv.generation": ("Sampling", "stream"),
     "exactkv.models.load": ("load",),

@@ -54,6 +54,8 @@ CASES = (
     Case("llama-attention-bias", "Llama", {"attention_bias": True}),
     Case("llama-mlp-bias", "Llama", {"mlp_bias": True}),
     Case("llama-tied", "Llama", {"tie_word_embeddings": True}),
+    Case("llama-relu", "Llama", {"hidden_act": "relu"}),
+    Case("llama-quick-gelu", "Llama", {"hidden_act": "quick_gelu"}),
     Case("mistral-window", "Mistral", {"sliding_window": 8}, AROUND_8),
     Case("mistral-no-window", "Mistral", {"sliding_window": None}),
     gemma3("gemma3", sliding_window=8, **gemma_rope(PLAIN_ROPE)),

@@ -90,6 +90,7 @@ DENSE = (
          **partial(1.0)}, without=NEOX),
     Case("gpt2", "GPT2", {"n_positions": 64}, without=SIZED),
     Case("gpt2-by-layer", "GPT2", {"n_inner": 40, "scale_attn_by_inverse_layer_idx": True}, without=SIZED),
+    Case("gpt2-untied", "GPT2", {"tie_word_embeddings": False, "activation_function": "relu"}, without=SIZED),
     Case("seed-oss", "SeedOss", {"attention_out_bias": True, "head_dim": 16, **base(500.0)}),
     Case("seed-oss-no-bias", "SeedOss", {"attention_bias": False, "mlp_bias": True, "tie_word_embeddings": True}),
     Case("nemotron", "Nemotron", {"head_dim": 16, **partial(0.5)}),

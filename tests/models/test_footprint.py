@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -77,3 +78,14 @@ def test_the_table_names_every_family() -> None:
     config = shape_config("llama-3.1-8b")
     (llama,) = [m for f in found for m in f["models"] if m["model"] == "llama-3.1-8b"]
     assert llama["patterns"] == {"full": config["num_hidden_layers"]} and llama["cache_bytes_a_token"] == 131072
+
+
+@pytest.mark.parametrize("columns", [40, 80, 100])
+def test_the_table_is_readable_in_a_narrow_terminal(columns: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "exactkv", "models", "--supported"],
+        capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": str(columns)},
+    )  # fmt: skip
+    assert max(map(len, done.stdout.splitlines())) <= columns
+    for whole in ("deepseek-v2-lite", "qwen3-next-80b-a3b", "131.1 kB", "536.9 MB", "window 32768"):
+        assert whole in done.stdout

@@ -52,6 +52,30 @@ def awq(rows: int, columns: int, seed: int) -> Written:
     return {"qweight": packed(numbers, 4, order, 1), "qzeros": packed(zeros, 4, order, 1), "scales": scale}, weight
 
 
+def awq_centred(rows: int, columns: int, seed: int) -> Written:
+    """Without zeros, as numbers count from the middle."""
+    stored, _ = awq(rows, columns, seed)
+    numbers, scale = draws(columns, rows, 16, seed), stored["scales"].float().repeat_interleave(GROUP, 0)
+    weight = ((torch.tensor(numbers) - 8) * scale).t()
+    return {part: stored[part] for part in ("qweight", "scales")}, weight
+
+
+def gptq_borrowing(rows: int, columns: int, seed: int) -> Written:
+    """Zeros from 0 on, 1 subtracted from each by one subtraction from its word."""
+    numbers, zeros = draws(columns, rows, 16, seed), draws(columns // GROUP, rows, 16, seed + 1)
+    zeros[0][:4] = [0, 0, 8, 15]
+    scale, order = scales(columns // GROUP, rows, seed), list(range(8))
+    weight = (
+        torch.tensor(numbers) - torch.tensor(zeros).repeat_interleave(GROUP, 0)
+    ) * scale.float().repeat_interleave(GROUP, 0)
+    stored = {
+        "qweight": packed(numbers, 4, order, 0),
+        "qzeros": packed(zeros, 4, order, 1) - 0x11111111,
+        "scales": scale,
+    }
+    return stored, weight.t()
+
+
 def gptq(bits: int, shift: int, with_order: bool) -> Callable[[int, int, int], Written]:
     def write(rows: int, columns: int, seed: int) -> Written:
         numbers, zeros = draws(columns, rows, 2**bits, seed), draws(columns // GROUP, rows, 2**bits - 1, seed + 1)
@@ -139,6 +163,8 @@ def compressed(bits: int, strategy: str = "channel", **fields: Any) -> dict[str,
 FORMATS = {
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}),
     "gptq": (gptq(4, 1, True), {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True}),
+    "awq-centred": (awq_centred, {"quant_method": "AWQ", "bits": 4, "group_size": GROUP, "zero_point": False}),
+    "gptq-borrowing": (gptq_borrowing, {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False}),
     "gptq-no-order": (gptq(4, 1, False), {"quant_method": "gptq", "bits": 4}),
     "gptq-8": (gptq(8, 1, True), {"quant_method": "gptq", "bits": 8}),
     "gptq-2-v2": (gptq(2, 0, True), {"quant_method": "gptq", "bits": 2, "checkpoint_format": "gptq_v2"}),
@@ -228,6 +254,12 @@ def test_mxfp4_experts(tmp_path: Path) -> None:
         ({"quant_method": "aqlm"}, "quantized (aqlm), which is not supported; supported: fp8"),
         ({"quant_method": "awq", "version": "gemv"}, "supported is gemm"),
         ({"quant_method": "gptq", "bits": 3}, "with 3 bits"),
+        (
+            {**compressed(4), "format": "nvfp4-pack-quantized"},
+            "'nvfp4-pack-quantized', which is not supported; supported",
+        ),
+        ({**compressed(4), "format": "mxfp4-pack-quantized"}, "supported are pack-quantized, int-quantized"),
+        ({**compressed(8), "sparsity_config": {"format": "sparse-24-bitmask"}}, "format 'sparse-24-bitmask'"),
     ],
 )
 def test_other_formats_are_refused(model_dir: Path, fields: dict[str, Any], expected: str) -> None:
@@ -305,3 +337,40 @@ def test_a_missing_part_is_named(model_dir: Path) -> None:
     change_tensors(model_dir, quantize)
     message = refusal(change_config(model_dir, quantization_config={"quant_method": "gptq", "bits": 4}))
     assert "holds no tensor 'model.layers.0.mlp.down_proj.qzeros'" in message
+
+
+@pytest.mark.parametrize("name", ["pack-quantized", "int-quantized", "float-quantized", "fp8-blocks", "awq"])
+def test_a_missing_scale_is_named(model_dir: Path, name: str) -> None:
+    write, fields = FORMATS[name]
+    stem = "model.layers.0.mlp.down_proj"
+
+    def quantize(tensors: dict[str, Tensor]) -> None:
+        for n in [n for n in tensors if n.endswith("_proj.weight")]:
+            stored, _ = write(*tensors.pop(n).shape, 0)
+            scale = next(part for part in stored if "scale" in part)
+            kept = {part: t for part, t in stored.items() if not n.startswith(stem) or part != scale}
+            tensors.update({n.removesuffix("weight") + part: t for part, t in kept.items()})
+
+    change_tensors(model_dir, quantize)
+    message = refusal(change_config(model_dir, quantization_config=fields))
+    assert f"{stem}.{'scales' if name == 'awq' else 'weight_scale'}" in message
+
+
+def test_biases_of_zeros_that_quantizers_write_add_nothing(model_dir: Path) -> None:
+    write, fields = FORMATS["gptq"]
+
+    def quantize(tensors: dict[str, Tensor], value: float = 0.0) -> None:
+        for n in [n for n in tensors if n.endswith("_proj.weight")]:
+            stored, _ = write(*tensors.pop(n).shape, 0)
+            stored["bias"] = torch.full((int(stored["scales"].shape[1]),), value)
+            tensors.update({n.removesuffix("weight") + part: t for part, t in stored.items()})
+
+    change_tensors(model_dir, quantize)
+    change_config(model_dir, quantization_config=fields)
+    assert exactkv.load(model_dir, device="cpu").spec.layers[0].attention.bias is False
+
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        tensors["model.layers.1.mlp.down_proj.bias"][3] = 0.5
+
+    change_tensors(model_dir, spoil)
+    assert "1 unknown: model.layers.1.mlp.down_proj.bias" in refusal(model_dir)

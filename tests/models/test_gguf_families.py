@@ -43,6 +43,7 @@ def known(arch: str, name: str, **fields: Any) -> tuple[str, Case]:
     return arch, replace(case, fields={**case.fields, **fields})
 
 
+PLAIN = {"rope_type": "default", "rope_theta": 150_000.0}
 MODELS = (
     known("llama", "llama"),
     known("llama", "llama-tied", mlp_bias=True, attention_bias=False, head_dim=16),
@@ -89,6 +90,7 @@ MODELS = (
     known("deepseek2", "deepseek-v3"),
     known("deepseek2", "deepseek-v3-yarn", norm_topk_prob=True),
     known("gpt-oss", "gpt-oss-hub-rope", layer_types=[SLIDING, FULL, SLIDING]),
+    known("gpt-oss", "gpt-oss", layer_types=[SLIDING, FULL, SLIDING], rope_parameters=PLAIN),
     known("exaone4", "exaone4-full"),
     known("exaone4", "exaone4-windows"),
     known("starcoder2", "starcoder2", sliding_window=None),

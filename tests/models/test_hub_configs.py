@@ -11,7 +11,7 @@ from exactkv.errors import LoadError
 from exactkv.models.families import find_family
 from exactkv.models.load import read_spec, text_config
 from exactkv.models.shapes import shape_config, shape_names
-from exactkv.models.spec import DecoderSpec, LongRope, MlpSpec, MoeSpec, YarnScaling
+from exactkv.models.spec import DecoderSpec, LongRope, MlpSpec, MoeSpec, Proportion, YarnScaling
 
 EVERYWHERE = {
     "attention_dropout": 0.0, "initializer_range": 0.02, "torch_dtype": "bfloat16", "transformers_version": "4.50.0",
@@ -56,6 +56,15 @@ def test_they_mean_what_they_should() -> None:
     assert minitron.layers[0].attention.rope.dim == 64 and minitron.norm_offset == 1.0
     seed = spec("seed-oss-36b").layers[0].attention
     assert (seed.head_dim, seed.rope.base, seed.bias, seed.output_bias) == (128, 1e7, True, False)
+    e2b = spec("gemma-4-e2b").layers
+    assert [e2b[i].shares for i in (14, 15, 19, 34)] == [None, 13, 14, 14]
+    assert [layer.mlp.intermediate_size for layer in e2b[14:16]] == [6144, 12_288]
+    large = spec("gemma-4-31b").layers
+    assert [(x.attention.num_kv_heads, x.attention.head_dim, x.attention.keys_as_values) for x in large[4:6]] == [
+        (16, 256, False), (4, 512, True),
+    ]  # fmt: skip
+    assert large[5].attention.rope.scaling == Proportion(64) and large[5].attention.rope.base == 1e6
+    assert spec("gemma-4-26b-a4b").layers[0].beside.top_k == 8
 
 
 NESTED = {

@@ -128,7 +128,7 @@ def test_tied_head(tmp_path: Path) -> None:
 def test_all_that_does_not_fit_is_in_one_error(model_dir: Path) -> None:
     def spoil(tensors: dict[str, Tensor]) -> None:
         del tensors["model.norm.weight"], tensors["model.layers.0.mlp.up_proj.weight"]
-        tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(32)
+        tensors["model.layers.0.self_attn.q_proj.bias"] = torch.ones(32)
         tensors["model.layers.1.self_attn.k_proj.weight"] = torch.zeros(15, 32)
 
     message = refusal(change_tensors(model_dir, spoil))
@@ -180,8 +180,8 @@ def test_unknown_fields_are_refused_or_accepted_by_name(model_dir: Path) -> None
     ("fields", "expected"),
     [
         ({"hidden_size": None}, "'hidden_size' is missing"),
-        ({"hidden_act": "relu"}, "hidden_act = 'relu' is not supported"),
-        ({"num_hidden_layers": "two"}, "makes no sense"),
+        ({"hidden_act": "mish"}, "hidden_act = 'mish' is not supported"),
+        ({"num_hidden_layers": "two"}, "is 'two', expected an integer from 1"),
         ({"num_attention_heads": 0, "head_dim": None}, "makes no sense"),
         ({"rope_parameters": {"rope_type": "mrope", "factor": 2.0}}, "'mrope' is not supported"),
         ({"rope_parameters": [1]}, "makes no sense"),

@@ -94,7 +94,7 @@ def test_every_spec_holds_together(case: Any) -> None:
 
 @pytest.mark.parametrize(("name", "changes", "message"), [
     ("lfm2-1.2b", {"layer_types": ["conv", "mamba"] * 8}, "layer_types"),
-    ("lfm2-1.2b", {"block_ff_dim": None}, "makes no sense"),
+    ("lfm2-1.2b", {"block_ff_dim": None, "intermediate_size": None}, "makes no sense"),
     ("granite-4.0-h-tiny", {"layer_types": ["mamba"] * 3}, "expected 40"),
     ("qwen3-next-80b-a3b", {"layer_types": ["conv"] * 48}, "linear_attention"),
     ("recurrentgemma-2b", {"block_types": ["mamba"]}, "block_types"),

@@ -160,14 +160,14 @@ def test_ties_of_a_router_go_to_the_lowest_index():
     assert TORCH.top_experts(logits, 2)[1].tolist() == [[1, 2]]
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "clamped_swiglu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "quick_gelu", "relu", "clamped_swiglu"])
 def test_gated_equals_the_reference(activation):
     gate, up = torch.linspace(-6, 6, 40, dtype=torch.float64).reshape(2, 20)
     expected = REFERENCE.gated(gate, up, activation)
     assert torch.allclose(TORCH.gated(gate, up, activation), expected, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "relu2"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "quick_gelu", "relu", "relu2"])
 def test_activate_equals_the_reference(activation):
     x = torch.linspace(-6, 6, 40, dtype=torch.float64)
     expected = REFERENCE.activate(x, activation)

@@ -31,8 +31,11 @@ MOST_HEADER = 100_000_000
 """The longest header that safetensors reads."""
 
 
-def write(path: Path, content: Mapping[str, Any], tensors: Mapping[str, Tensor | list[Tensor]]) -> None:
-    """Write ``content``, what JSON can say, and ``tensors``; a list is written as joined along axis 1.
+def write(
+    path: Path, content: Mapping[str, Any], tensors: Mapping[str, Tensor | list[Tensor]], kind: str = KIND
+) -> None:
+    """Write ``content``, what JSON can say, and ``tensors``; a list is written as joined along axis 1. ``kind``: what
+    the file says that it is.
 
     Raises InputError where the directory is missing, OSError where it cannot be written; a file that was there
     before is then as it was.
@@ -45,14 +48,14 @@ def write(path: Path, content: Mapping[str, Any], tensors: Mapping[str, Tensor |
     try:
         with written.open("xb") as out:
             digests = dict.fromkeys(tensors, BLANK)
-            head = _header(content, tensors, digests)
+            head = _header(content, tensors, digests, kind)
             out.write(head)
             for name, given in tensors.items():
                 data = _bytes(_whole(given))
                 digests[name] = hashlib.sha256(data).hexdigest()
                 out.write(data)
             out.seek(0)
-            signed = _header(content, tensors, digests)
+            signed = _header(content, tensors, digests, kind)
             assert len(signed) == len(head)
             out.write(signed)
             out.flush()
@@ -62,6 +65,12 @@ def write(path: Path, content: Mapping[str, Any], tensors: Mapping[str, Tensor |
         written.unlink(missing_ok=True)
         raise
     _flush_directory(path.parent)
+
+
+def size(content: Mapping[str, Any], tensors: Mapping[str, Tensor | list[Tensor]], kind: str = KIND) -> int:
+    """Bytes of the file that ``write`` would make of the same."""
+    data = (t.numel() * t.element_size() for g in tensors.values() for t in (g if isinstance(g, list) else [g]))
+    return len(_header(content, tensors, dict.fromkeys(tensors, BLANK), kind)) + sum(data)
 
 
 def read_content(path: Path) -> dict[str, Any]:
@@ -80,9 +89,9 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 class Header:
-    """The header of an opened file, checked: what the file is, that it is whole, and the header's own checksum."""
+    """The header of an opened file of one ``kind``, checked: what it is, that it is whole, the header's checksum."""
 
-    def __init__(self, path: Path, file: BinaryIO):
+    def __init__(self, path: Path, file: BinaryIO, wanted: str = KIND):
         self.path = path
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
@@ -98,7 +107,7 @@ class Header:
             kind, version = meta.get("kind"), meta.get("version")
         except (ValueError, AttributeError) as error:
             raise LoadError(f"{path} is not a saved cache, or its header was altered: {error}") from None
-        if kind != KIND:
+        if kind != wanted:
             raise LoadError(f"{path} is not a saved cache but another safetensors file; give one that save() wrote")
         if version != str(VERSION):
             raise LoadError(
@@ -149,11 +158,11 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _header(
-    content: Mapping[str, Any], tensors: Mapping[str, Tensor | list[Tensor]], digests: Mapping[str, str]
+    content: Mapping[str, Any], tensors: Mapping[str, Tensor | list[Tensor]], digests: Mapping[str, str], kind: str
 ) -> bytes:
     """The header with its length before it and its checksum in it, which is taken with BLANK in its own place."""
     # The checksum comes first, so that it is the first text of its kind in the header.
-    meta = {"checksum": BLANK, "kind": KIND, "version": str(VERSION)}
+    meta = {"checksum": BLANK, "kind": kind, "version": str(VERSION)}
     meta |= {"content": json.dumps(content), "digests": json.dumps(digests)}
     entries: dict[str, Any] = {"__metadata__": meta}
     at = 0

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from exactkv import __version__
+from exactkv.cli.cache import cache
 from exactkv.cli.chat import chat
 from exactkv.cli.generate import GenerateCommand, generate
 from exactkv.cli.models import models
@@ -63,6 +64,7 @@ app.command(cls=GenerateCommand)(generate)
 app.command()(chat)
 app.command()(models)
 app.command()(verify)
+app.add_typer(cache, name="cache")
 
 
 def _print_version(wanted: bool) -> None:

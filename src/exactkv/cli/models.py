@@ -11,6 +11,9 @@ from exactkv.cli.output import print_json
 if TYPE_CHECKING:
     from rich.table import Table
 
+NARROW = 100
+"""Columns below which a table of five would cut names and numbers: then a line for each instead."""
+
 
 def models(
     supported: Annotated[
@@ -151,18 +154,26 @@ def _show_shapes(as_json: bool) -> None:
 
     from exactkv.cache.report import human_bytes
 
-    table = _table(
-        "Supported families, with a row's cache in bfloat16", "family", "for example", "layers", "a token", "bounded"
-    )
-    for family in found:
-        for model in family["models"] or [{"model": "–", "patterns": {}}]:
-            layers = ", ".join(f"{count} {pattern}" for pattern, count in model["patterns"].items())
-            sizes = [model.get("cache_bytes_a_token"), model.get("bounded_cache_bytes")]
-            table.add_row(
-                family["family"], model["model"], layers or "–", *("–" if not n else human_bytes(n) for n in sizes)
-            )
     console = Console()
-    console.print(table)
+    title = "Supported families, with a row's cache in bfloat16"
+    table = _table(title, "family", "for example", "layers", "a token", "bounded")
+    lines = [title]
+    for family in found:
+        if not family["models"]:
+            table.add_row(family["family"], "–", "–", "–", "–")
+            lines += ["", family["family"]]
+        for model in family["models"]:
+            layers = ", ".join(f"{count} {pattern}" for pattern, count in model["patterns"].items())
+            sizes = [
+                "–" if not model[n] else human_bytes(model[n]) for n in ("cache_bytes_a_token", "bounded_cache_bytes")
+            ]
+            table.add_row(family["family"], model["model"], layers, *sizes)
+            lines += ["", f"{family['family']}: {model['model']}", f"  {layers}"]
+            lines.append(f"  a token {sizes[0]}, bounded {sizes[1]}")
+    if console.width < NARROW:
+        console.print("\n".join(lines), highlight=False)
+    else:
+        console.print(table)
     console.print(
         "a token: bytes that each further token adds; bounded: the most that windows, chunks and recurrent states "
         "come to, however long the text.",

@@ -6,8 +6,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from exactkv.errors import LoadError
+from exactkv.models.defaults import BY_MODEL_TYPE
 
 _REQUIRED = object()
+
+MAX_LAYERS = 10_000
+"""More than any model has; a decoder is described layer by layer."""
 
 # Fields that every Hugging Face config may carry and that do not change what a decoder computes.
 HARMLESS = frozenset(
@@ -36,17 +40,29 @@ class Config:
     def __init__(self, fields: Mapping[str, Any], family: str, accepted: Collection[str] = ()):
         self.fields, self.family = fields, family
         self.taken: set[str] = set(accepted)
+        self.defaults = BY_MODEL_TYPE.get(str(fields.get("model_type")), {})
 
     def take(self, name: str, default: Any = _REQUIRED, nullable: bool = False) -> Any:
-        """The field's value; ``default`` where it is absent, or null unless null means something (``nullable``).
-        Raises LoadError where it must be there."""
+        """The field's value. Where it is absent, what that means for this model type, else ``default``; the latter
+        where it is null, unless null means something (``nullable``). Raises LoadError where it must be there."""
         self.taken.add(name)
+        if name not in self.fields and name in self.defaults:
+            return self.defaults[name]
         value = self.fields.get(name)
         if value is None and not (nullable and name in self.fields):
             if default is _REQUIRED:
                 raise LoadError(f"config of a {self.family} model: the field {name!r} is missing")
             return default
+        if name in ("num_hidden_layers", "n_layer"):
+            self._check_count(name, value)
         return value
+
+    def _check_count(self, name: str, value: Any) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_LAYERS:
+            raise LoadError(
+                f"config of a {self.family} model: {name} is {value!r}, expected an integer from 1 to {MAX_LAYERS:,}; "
+                "compare config.json with the original"
+            )
 
     def expect(self, name: str, *supported: Any, default: Any = None) -> Any:
         """A field of which only some values are supported; raises LoadError on any other."""
@@ -82,11 +98,19 @@ class Config:
 
 class LenientConfig(Config):
     """Reads another family's config to its end: a value that is not supported is noted in ``unsupported``, and the
-    first that is stands in for it."""
+    first that is stands in for it; a field that must be there and is not is noted in ``missing``, and a small size
+    stands in for it."""
 
     def __init__(self, fields: Mapping[str, Any], family: str):
         super().__init__(fields, family)
         self.unsupported: dict[str, Any] = {}
+        self.missing: list[str] = []
+
+    def take(self, name: str, default: Any = _REQUIRED, nullable: bool = False) -> Any:
+        if default is _REQUIRED and self.fields.get(name) is None:
+            self.missing += [name] if name not in self.missing else []
+            default = 8
+        return super().take(name, default, nullable)
 
     def expect(self, name: str, *supported: Any, default: Any = None) -> Any:
         value = self.take(name, default)

@@ -62,7 +62,8 @@ def load(
     family, fields = text_config(source.config)
     spec = read_spec(family, fields, accept_fields)
     family = source.named(family)
-    pieces = plan_reading(family, spec, source.shapes(), name)
+    is_zero = source.is_zero if isinstance(source, DirectorySource) else lambda _: False
+    pieces = plan_reading(family, spec, source.shapes(), name, is_zero)
     _check_tied(source, family, spec, name)
     tokenizer = source.tokenizer()  # before there are weights: making it takes memory for a while
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -173,6 +174,9 @@ def text_config(config: Mapping[str, Any]) -> tuple[Family, dict[str, Any]]:
     said = {
         name: value for name, value in inner.items() if value is not None or name not in outer
     }  # null may mean "none"
+    kind = f"{config.get('model_type')}_text"
+    if kind in family.architectures:
+        said.setdefault("model_type", kind)  # by which absent fields mean something
     return family, {**outer, **said}
 
 
@@ -210,8 +214,9 @@ def _check_tied(source: TensorSource, family: Family, spec: DecoderSpec, name: s
     if not spec.tied_head or not isinstance(source, DirectorySource):
         return
     for prefix in family.prefixes:
-        head, embedding = (stored_name(family, prefix, n) for n in ("head.weight", "embedding.weight"))
-        if head in source.shapes() and not source.same(head, embedding):
+        shapes = source.shapes()
+        head, embedding = (stored_name(family, prefix, shapes, n) for n in ("head.weight", "embedding.weight"))
+        if head in shapes and embedding in shapes and not source.same(head, embedding):
             raise LoadError(
                 f"{name}: the config ties the head to the embedding (tie_word_embeddings), but the files "
                 f"hold a {head} with other values. If that is the model's head, set "
@@ -220,8 +225,20 @@ def _check_tied(source: TensorSource, family: Family, spec: DecoderSpec, name: s
 
 
 def _config_dtype(fields: Mapping[str, Any]) -> torch.dtype | None:
-    named = fields.get("dtype") or fields.get("torch_dtype")
-    return DTYPES.get(str(named).removeprefix("torch."))
+    """The dtype that the config names; None where it names none in which one can compute. Raises LoadError."""
+    field = "dtype" if fields.get("dtype") is not None else "torch_dtype"
+    named = fields.get(field)
+    if named is None or named == "auto":
+        return None
+    name = str(named).removeprefix("torch.")
+    if name in DTYPES or not isinstance(getattr(torch, name, None), torch.dtype):
+        if name not in DTYPES:
+            raise LoadError(
+                f"config.json: {field} is {named!r}, expected one of {', '.join(DTYPES)}; correct it, or choose with "
+                "load(..., dtype=...)"
+            )
+        return DTYPES[name]
+    return None  # of quantized weights, say
 
 
 def _dtype(given: str | torch.dtype) -> torch.dtype | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,9 +47,12 @@ class Piece:
         return out.nbytes
 
 
-def plan_reading(family: Family, spec: DecoderSpec, shapes: Shapes, name: str) -> list[Piece]:
+def plan_reading(
+    family: Family, spec: DecoderSpec, shapes: Shapes, name: str, is_zero: Callable[[str], bool] = lambda _: False
+) -> list[Piece]:
     """Which tensors of the files (``shapes`` by name) go where. Raises one LoadError that lists every tensor
-    that is missing, unknown, or of another shape."""
+    that is missing, unknown, or of another shape. ``is_zero`` tells of a tensor: a bias of zeros, which quantizers
+    write for matrices that have none, is not unknown."""
     wanted = parameters(spec)
     prefix = max(family.prefixes, key=lambda p: sum(s in shapes for ours in wanted for s in _known(family, p, ours)))
     pieces = [p for ours, parameter in wanted.items() for p in _pieces(family, spec, prefix, shapes, ours, parameter)]
@@ -61,10 +64,15 @@ def plan_reading(family: Family, spec: DecoderSpec, shapes: Shapes, name: str) -
     ]
     used = {p.source for p in pieces}
     if spec.tied_head:
-        used |= {stored_name(family, prefix, "head.weight") for prefix in family.prefixes}
+        used |= {stored_name(family, prefix, shapes, "head.weight") for prefix in family.prefixes}
     patterns = (pattern.replace("{layers}", str(len(spec.layers))) for pattern in family.left_aside)
     aside = re.compile("|".join(f"(?:{pattern})" for pattern in patterns) or r"(?!)")
-    unknown = sorted(n for n in shapes if n not in used and not aside.fullmatch(n))
+
+    def adds_nothing(stored: str) -> bool:
+        matrix = stored.removesuffix("bias") + "weight"
+        return stored.endswith(".bias") and matrix in used and len(shapes[matrix]) == 2 and is_zero(stored)
+
+    unknown = sorted(n for n in shapes if n not in used and not aside.fullmatch(n) and not adds_nothing(n))
     problems = [
         f"{len(names)} {what}: {shown(names)}"
         for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", misshapen))
@@ -78,9 +86,9 @@ def plan_reading(family: Family, spec: DecoderSpec, shapes: Shapes, name: str) -
     return pieces
 
 
-def stored_name(family: Family, prefix: str, ours: str) -> str:
+def stored_name(family: Family, prefix: str, shapes: Shapes, ours: str) -> str:
     """The files' name of one of our parameters that is one tensor there."""
-    return _stored(prefix, family.names[ours][0])
+    return _stored(prefix, _sources(family, prefix, shapes, ours)[0])
 
 
 def _pieces(

@@ -86,6 +86,15 @@ class DirectorySource:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tensor.shape for name, (_, tensor) in self._tensors.items()}
 
+    def dtypes(self) -> dict[str, str]:
+        """Every stored tensor's dtype, as the format calls it."""
+        return {name: tensor.dtype for name, (_, tensor) in self._tensors.items()}
+
+    def is_zero(self, name: str) -> bool:
+        """Whether every value of a tensor is 0. Reads it, in pieces."""
+        file, tensor = self._tensors[name]
+        return tensor.dtype in STORED and not any(bool((piece != 0).any()) for _, _, piece in file.pieces(tensor))
+
     def dtype(self) -> torch.dtype:
         """The dtype that most bytes of the weights have; float32 if there are none."""
         counts: dict[str, int] = {}
@@ -206,7 +215,7 @@ class SafetensorsFile:
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object. Raises LoadError, naming the file, where it cannot be read or is something else."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise LoadError(f"can't read {file}: {error.strerror or error}.") from error
     except (ValueError, RecursionError) as error:

@@ -99,10 +99,14 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
-    """The activation of each number: "silu", "gelu" (arXiv 1606.08415, section 2), its approximation "gelu_tanh",
-    or "relu2", max(x, 0)² (arXiv 2109.08668, section 3)."""
+    """The activation of each number: "silu", "gelu" (arXiv 1606.08415, section 2), its approximations "gelu_tanh"
+    and "quick_gelu" (the same section), "relu", or "relu2", max(x, 0)² (arXiv 2109.08668, section 3)."""
+    if activation == "relu":
+        return torch.relu(x)
     if activation == "relu2":
         return torch.relu(x) ** 2
+    if activation == "quick_gelu":
+        return x * torch.sigmoid(1.702 * x)
     if activation == "silu":
         return x * torch.sigmoid(x)
     if activation == "gelu":

@@ -159,8 +159,11 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 
 def activate(x: Tensor, activation: str) -> Tensor:
     """See reference.activate."""
-    if activation == "relu2":
-        return F.relu(x).square_()
+    if activation in ("relu", "relu2"):
+        positive = F.relu(x)
+        return positive if activation == "relu" else positive.square_()
+    if activation == "quick_gelu":
+        return torch.sigmoid(1.702 * x).mul_(x)
     return F.silu(x) if activation == "silu" else F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 

@@ -16,6 +16,8 @@ MARGIN = 8.0
 CEILING = 2e-3
 """What exceeds this part of max |logit| is not rounding (float32; in float64 a two-hundredth of it, since engines
 compute some parts in float32 all the same): the one pass itself is not one function."""
+FLOOR_64_BIT = 1e-12
+"""No fault is smaller than this part of max |logit|, and in float64 all rounding is: a few trials may underrate it."""
 MARGIN_16_BIT = 4.0
 """In 16 bits noise is so large that more would hide faults."""
 LAX = 0.1
@@ -59,7 +61,10 @@ class Judge:
         calm = noise[~self.tied]
         self.noise = float(calm.max()) if calm.size else float(noise.max())
         margin = MARGIN_16_BIT if self._coarse else MARGIN
-        self.tolerance = min(margin * self.noise + (0.0 if self._coarse else floor), self.ceiling)
+        least = 0.0 if self._coarse else floor
+        if target.dtype == "float64":
+            least = FLOOR_64_BIT * self.scale
+        self.tolerance = min(margin * self.noise + least, self.ceiling)
 
     @property
     def _coarse(self) -> bool:

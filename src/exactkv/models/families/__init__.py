@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exactkv.errors import LoadError
@@ -41,6 +42,7 @@ from exactkv.models.families import (
     starcoder2,
 )
 from exactkv.models.families.family import Alternating, Family, Source, Transposed
+from exactkv.models.spec import DecoderSpec, LatentAttentionSpec, MoeSpec
 
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,
@@ -80,42 +82,111 @@ FAMILIES: tuple[Family, ...] = (
 
 def find_family(config: Mapping[str, Any]) -> Family:
     """The family that reads this config. Raises LoadError if there is none; it names the nearest one, what that one
-    does not know, and those supported."""
+    does not know, and those supported. Also where the model has another head than one for text."""
     architectures = config.get("architectures")
     given = [*(architectures if isinstance(architectures, list) else [architectures]), config.get("model_type")]
     for name in given:
         for family in FAMILIES:
             if name in family.architectures:
+                _check_head(family, given)
                 return family
-    supported = "; ".join(f"{f.name} ({', '.join(a for a in f.architectures if a[0].isupper())})" for f in FAMILIES)
     shown = ", ".join(repr(n) for n in given if n) or "nothing"
-    raise LoadError(f"unsupported architecture: the config names {shown}. {_nearest(config)}Supported: {supported}.")
+    if reason := _no_decoder(config, given):
+        raise LoadError(
+            f"unsupported architecture: the config names {shown}. It is {reason}, not a decoder, which writes text "
+            "token by token; expected is a decoder."
+        )
+    supported = "; ".join(f"{f.name} ({', '.join(a for a in f.architectures if a[0].isupper())})" for f in FAMILIES)
+    nearest = _nearest(config, [str(n) for n in given if n])
+    raise LoadError(f"unsupported architecture: the config names {shown}. {nearest}Supported: {supported}.")
 
 
-def _nearest(config: Mapping[str, Any]) -> str:
-    """Which family would read most of the config, and what is missing. That it could read all of it does not say that
-    its arithmetic is the same."""
+_OTHER_HEAD = re.compile(r"\w+For(?!CausalLM|ConditionalGeneration)[A-Z]\w*")
+
+
+def _check_head(family: Family, given: Sequence[Any]) -> None:
+    """Raise LoadError where the config names a model whose head is not for text. A base model may pass: whether the
+    head is there, the weights tell."""
+    if not any(name in family.architectures for name in given[:-1]):
+        for name in given[:-1]:
+            if isinstance(name, str) and _OTHER_HEAD.fullmatch(name):
+                expected = next(a for a in family.architectures if a[0].isupper())
+                raise LoadError(
+                    f"the config names {name!r}, a model whose head is for another task than text; expected one such "
+                    f"as {expected!r}. Take the model for text that it was made from."
+                )
+
+
+_ENCODERS = ("bert", "electra", "deberta", "mpnet", "xlnet", "esm", "vit", "clip", "siglip")
+_MASKED = re.compile(r"\w+For(MaskedLM|PreTraining|ImageClassification)")
+
+
+def _no_decoder(config: Mapping[str, Any], given: Sequence[Any]) -> str:
+    """What the model is, if by its config it is no decoder; else nothing."""
+    if config.get("is_encoder_decoder"):
+        return "an encoder with a decoder"
+    words = [part for name in given if isinstance(name, str) for part in re.split(r"[_\W]+", name.lower())]
+    masked = any(_MASKED.fullmatch(str(name)) for name in given)
+    if masked or "type_vocab_size" in config or any(word.endswith(_ENCODERS) for word in words):
+        return "an encoder"
+    return ""
+
+
+def _nearest(config: Mapping[str, Any], given: Sequence[str]) -> str:
+    """Which family would read most of the config, one of its name before others, and what is missing. That it could
+    read all of it does not say that its arithmetic is the same."""
     inner = config.get("text_config")
     fields = inner if isinstance(inner, dict) else config
+    parts = [any(re.search(pattern, name) for name in fields) for pattern in _SPEAK_OF]
     tried = []
     for family in FAMILIES:
         reader = LenientConfig(fields, family.name)
         try:
-            family.spec(reader)
-            problem = ""
+            spec, problem = family.spec(reader), ""
         except Exception as error:  # whatever a family's reader makes of another's fields
-            problem = str(error) if isinstance(error, LoadError) else "some of its fields have other values"
+            spec, problem = None, str(error) if isinstance(error, LoadError) else "some of its fields have other values"
+        if reader.missing:
+            problem = f"which also needs {', '.join(reader.missing)}"
         new = [*reader.unknown(), *(f"{name} = {value!r}"[:80] for name, value in reader.unsupported.items())]
-        tried.append((bool(problem), len(new), family, new, problem))
-    failed, _, family, new, problem = min(tried, key=lambda t: t[:2])
-    if failed and "hidden_size" not in fields:
+        kin = _kin(given, family)
+        others = 0 if spec is None else sum(has != speaks for has, speaks in zip(_parts(spec), parts, strict=True))
+        strange = len(new) + len(reader.missing) + 4 * bool(problem) + _PART * others - _KIN * kin
+        tried.append((strange, family, new, problem, kin))
+    _, family, new, problem, kin = min(tried, key=lambda t: t[0])
+    if problem and not kin and "hidden_size" not in fields:
         return ""
     needed = f"; a family for it would have to give a meaning to: {', '.join(new)}" if new else ""
     refused = f" ({problem})" if problem else ""
     return (
-        f"The nearest supported family by the config's fields is {family.name}{refused}{needed}. "
-        "docs/adding-a-family.md says how to add one. "
+        f"The nearest supported family by the config's {'name and ' if kin else ''}fields is {family.name}{refused}"
+        f"{needed}. docs/adding-a-family.md says how to add one. "
     )
+
+
+_KIN, _PART = 5, 5
+"""How many fields a name is worth, and a kind of part that only one of both has."""
+_SPEAK_OF = (r"mamba|ssm|conv|lru|linear_(num|key|value)|state_size", r"kv_lora_rank", r"expert", r"^layer_?norm")
+"""What fields of recurrent layers, of latent attention, of mixtures and of layer norms are called."""
+
+
+def _parts(spec: DecoderSpec) -> tuple[bool, ...]:
+    """Whether a decoder has recurrent layers, latent attention, mixtures, layer norms."""
+    return (
+        any(layer.recurrent is not None for layer in spec.layers),
+        any(isinstance(layer.attention, LatentAttentionSpec) for layer in spec.layers),
+        any(isinstance(part, MoeSpec) for layer in spec.layers for part in (layer.mlp, layer.beside)),
+        spec.norm == "layer",
+    )
+
+
+def _kin(given: Sequence[str], family: Family) -> bool:
+    """Whether a name that the config gives begins as one of the family's, but for numbers, or the other way round."""
+
+    def stem(name: str) -> str:
+        return re.sub(r"[^a-z]", "", re.split(r"For[A-Z]|LMHead", name)[0].lower().removesuffix("_text"))
+
+    ours, theirs = ({s for s in map(stem, names) if len(s) > 2} for names in (family.architectures, given))
+    return any(a.startswith(b) or b.startswith(a) for a in ours for b in theirs)
 
 
 __all__ = ["FAMILIES", "Alternating", "Family", "Source", "Transposed", "find_family"]

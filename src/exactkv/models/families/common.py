@@ -13,7 +13,8 @@ from exactkv.models.spec import DecoderSpec, DynamicNtk, LayerSpec, MlpSpec
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
-    "relu2": "relu2",
+    "gelu_python": "gelu", "gelu_python_tanh": "gelu_tanh", "gelu_accurate": "gelu_tanh",
+    "quick_gelu": "quick_gelu", "relu": "relu", "relu2": "relu2",
 }  # fmt: skip
 FULL, SLIDING = "full_attention", "sliding_attention"
 UNWINDOWED: Mapping[str, AttentionPattern] = {FULL: FullAttention(), SLIDING: FullAttention()}

@@ -36,7 +36,7 @@ def spec(config: Config) -> DecoderSpec:
     config.expect("attn_layer_indices", None)  # all layers have both
     shape = heads(config)
     bias = bool(config.take("attention_bias", False))
-    turned = rope(config, shape["head_dim"], 100_000.0)
+    turned = rope(config, shape["head_dim"])
     # Queries, keys and values each carry the factor of attention's input, keys one of their own: together they
     # multiply scores and what is attended. With biases, which no factor multiplies, they would not.
     into, of_keys = (float(config.take(f"{name}_multiplier", 1.0)) for name in ("attention_in", "key"))

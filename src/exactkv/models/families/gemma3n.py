@@ -4,6 +4,7 @@ its own for every layer, sparse gates in the first layers."""
 
 from __future__ import annotations
 
+from exactkv.errors import LoadError
 from exactkv.models.config import Config
 from exactkv.models.families import gemma3
 from exactkv.models.families.common import ACTIVATIONS, FULL, SLIDING, every, heads, layer_kinds, patterns
@@ -46,6 +47,12 @@ def owners(kinds: list[str], shared: int) -> list[int | None]:
     """For each of the last ``shared`` layers, the last one before them of its kind; None for all others."""
     first = len(kinds) - shared
     last = {kind: i for i, kind in enumerate(kinds[:first])}
+    if first < 0 or (lacking := set(kinds[first:]) - last.keys()):
+        of = f" of '{min(lacking)}'" if first >= 0 else ""
+        raise LoadError(
+            f"num_kv_shared_layers is {shared} of {len(kinds)} layers, and no layer{of} before them has keys and "
+            "values for them; expected a number that leaves one of each kind"
+        )
     return [None if i < first else last[kind] for i, kind in enumerate(kinds)]
 
 
@@ -69,6 +76,9 @@ def spec(config: Config) -> DecoderSpec:
     config.expect("altup_active_idx", 0, default=0)
     config.expect("altup_correct_scale", True, default=True)
     config.ignore("altup_coef_clip", "altup_lr_multiplier", "use_bidirectional_attention")
+    streams = config.take("altup_num_inputs", 4)
+    if streams == 1:
+        raise LoadError("config of a gemma3n model: altup_num_inputs = 1 is not supported; expected 2 or more streams")
     rank = config.take("laurel_rank", 64)
     layers = [
         LayerSpec(
@@ -89,7 +99,7 @@ def spec(config: Config) -> DecoderSpec:
         embedding_scale=config.take("hidden_size") ** 0.5,
         logit_softcap=config.take("final_logit_softcapping", 30.0, nullable=True),
         per_layer=per_layer(config, activation),
-        streams=config.take("altup_num_inputs", 4),
+        streams=streams,
     )  # fmt: skip
 
 

@@ -26,15 +26,20 @@ NAMES: Names = {
     "layers.{i}.beside.experts.gate_up.weight": (f"{_LAYER}.experts.gate_up_proj",),
     "layers.{i}.beside.experts.down.weight": (f"{_LAYER}.experts.down_proj",),
 }
+_ROPES = {  # what a config without rope's fields means
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+}
 
 
 def spec(config: Config) -> DecoderSpec:
     config.expect("use_bidirectional_attention", None, "vision")
     count, bias = config.take("num_hidden_layers"), bool(config.take("attention_bias", False))
     kinds, by_kind = layer_kinds(config, every(count, 6)), patterns(config, 512)
+    kinds[-1] = FULL  # whatever the config says, as transformers has it
     shapes = _shapes(config, kinds)
     dims = {kind: shapes[kind]["head_dim"] for kind in (FULL, SLIDING)}
-    turned = ropes_of_kinds(config, dims, {FULL: 1_000_000.0, SLIDING: 10_000.0})
+    turned = ropes_of_kinds(config, dims, {FULL: 1_000_000.0, SLIDING: 10_000.0}, absent=_ROPES)
     activation = ACTIVATIONS[config.expect("hidden_activation", "gelu_pytorch_tanh", default="gelu_pytorch_tanh")]
     wide = bool(config.take("use_double_wide_mlp", False))
     size = config.take("intermediate_size")

@@ -19,7 +19,7 @@ def _norm(ours: str, theirs: str) -> Names:
     return {f"{ours}.weight": (f"{theirs}.weight",), f"{ours}.bias": (f"{theirs}.bias",)}
 
 
-NAMES: Names = {
+OLDER: Names = {  # the first files' names
     "embedding.weight": ("wte.weight",),
     "positions.weight": ("wpe.weight",),
     "head.weight": ("lm_head.weight",),
@@ -31,6 +31,10 @@ NAMES: Names = {
     **_linear("layers.{i}.mlp.up", f"{_LAYER}.mlp.c_fc"),
     **_linear("layers.{i}.mlp.down", f"{_LAYER}.mlp.c_proj"),
 }
+NAMES: Names = {
+    ours: tuple(f"transformer.{x}" if isinstance(x, str) else Transposed(f"transformer.{x.name}") for x in theirs)
+    for ours, theirs in OLDER.items()
+} | {"head.weight": ("lm_head.weight",)}
 
 
 def spec(config: Config) -> DecoderSpec:
@@ -74,6 +78,6 @@ FAMILY = Family(
     ("GPT2LMHeadModel", "gpt2"),
     spec,
     NAMES,
-    prefixes=("transformer.", ""),
+    instead=(OLDER,),
     left_aside=(r".*attn\.(masked_)?bias",),
 )

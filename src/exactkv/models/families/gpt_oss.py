@@ -21,11 +21,15 @@ NAMES: Names = {
     "layers.{i}.mlp.experts.down.weight": (Transposed(f"{_MLP}.experts.down_proj"),),
     "layers.{i}.mlp.experts.down.bias": (f"{_MLP}.experts.down_proj_bias",),
 }
+_YARN = {  # what a config without rope's fields means
+    "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0,
+    "beta_slow": 1.0, "truncate": False,
+}  # fmt: skip
 
 
 def spec(config: Config) -> DecoderSpec:
     shape, by_kind = heads(config), patterns(config, 128)
-    turned = rope(config, shape["head_dim"], 150_000.0)
+    turned = rope(config, shape["head_dim"], 150_000.0, absent=_YARN)
     bias = bool(config.take("attention_bias", True))
     config.expect("hidden_act", "silu", default="silu")
     config.expect("swiglu_limit", 7.0, default=7.0)

@@ -31,11 +31,12 @@ def rope(
     interleaved: bool = False,
     partial: float | None = None,
     others: tuple[str, ...] = (),
+    absent: Mapping[str, Any] | None = None,
 ) -> RopeSpec:
     """The one rope of a config. ``base``, ``partial`` (the part of the head that turns): what no field means;
     ``partial`` is None for a family whose whole head turns, so that another part is an error. ``others``: fields of
-    its dict that the caller reads."""
-    fields = {**config.take("rope_scaling", {}), **config.take("rope_parameters", {})}
+    its dict that the caller reads. ``absent``: the dict that no dict means."""
+    fields = {**config.take("rope_scaling", {}), **config.take("rope_parameters", {})} or dict(absent or {})
     fields = {name: value for name, value in fields.items() if name not in others}
     bases = {b for b in (config.take("rope_theta", None), fields.pop("rope_theta", None)) if b is not None}
     if len(bases) > 1:
@@ -58,11 +59,15 @@ def _check_part(config: Config, part: Any, any_part: bool) -> None:
 
 
 def ropes_of_kinds(
-    config: Config, head_dims: Mapping[str, int], bases: Mapping[str, float], local_base: str = ""
+    config: Config,
+    head_dims: Mapping[str, int],
+    bases: Mapping[str, float],
+    local_base: str = "",
+    absent: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, RopeSpec]:
     """A rope for each kind of layer. Where the config has but one, scaling is for full layers only; ``local_base``
-    names the field for the base of the others."""
-    per_kind = config.fields.get("rope_parameters") or {}
+    names the field for the base of the others. ``absent``: the dicts that no dict means."""
+    per_kind = config.fields.get("rope_parameters") or (not config.fields.get("rope_scaling") and absent) or {}
     if "full_attention" in per_kind:
         config.ignore("rope_parameters", "rope_theta", "rope_scaling", local_base)
         given = {kind: dict(per_kind[kind]) for kind in head_dims}
@@ -95,6 +100,11 @@ def rope_of(
     inner = Config({k: v for k, v in fields.items() if k != "type"}, f"{config.family} rope")
     kind = inner.expect("rope_type", *KINDS, default=fields.get("type", "default"))
     kind = "longrope" if "short_factor" in fields else kind  # once called "su", and "yarn"
+    if kind == "yarn" and base <= 1.0:
+        raise LoadError(
+            f"config of a {config.family} model: rope_theta is {base:g}, expected more than 1 with YaRN, whose ramp is "
+            "over the logarithm to that base; compare config.json with the original"
+        )
     dim = int(head_dim * partial)
     scaling, amplitude = _scaling(kind, inner, config, dim)
     inner.ignore("max_position_embeddings", *(() if scaling else ("factor", "original_max_position_embeddings")))

@@ -1,4 +1,11 @@
-"""Weights in integers of a few bits, with a scale and a zero a row or a group of a row's numbers."""
+"""Weights in integers of a few bits, with a scale and a zero a row or a group of a row's numbers.
+
+GPTQ's first format stores each zero less 1, and readers differ for a zero of 0. Today's writer (gptqmodel) subtracts
+from packed words: a zero of 0 becomes all ones and borrows 1 of its neighbour. It reads by adding to whole words again,
+which is exact whatever the zeros are; so is it read here. Others add 1 to each number: the later AutoGPTQ cuts that to
+the bits (0, but the neighbour comes out 1 too low), the earlier one and vLLM do not (16, which no writer means: zeros
+of 4 bits are at most 15). Where no zero is 0, as in all symmetric files, all agree.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +36,23 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the columns 0 … 7 lie in a word of AWQ's (AutoAWQ, "gemm" version)."""
 
 
+PACKINGS = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "dense")
+"""Of compressed-tensors' formats, those that are read."""
+
+
 def compressed(fields: Mapping[str, Any], shapes: Shapes) -> tuple[dict[str, Recipe], set[str]]:
     """compressed-tensors: packed ("weight_packed", zeros packed along the rows), or an int8 or fp8 "weight". Scales
     are a number a tensor, a row ("channel"), a "group" of a row, or a "block"."""
     groups = fields.get("config_groups") or {}
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise LoadError(f"quantization_config: config_groups is {groups!r:.80}, expected an object of objects")
+    named = [fields, *groups.values(), fields.get("sparsity_config") or {}]
+    given = {str(part["format"]) for part in named if isinstance(part, dict) and part.get("format") is not None}
+    if unread := sorted(given - {*PACKINGS, "mixed-precision"}):  # that one: see the groups
+        raise LoadError(
+            f"the weights are quantized (compressed-tensors) in the format {', '.join(map(repr, unread))}, which is "
+            f"not supported; supported are {', '.join(PACKINGS)}"
+        )
     weights = [group["weights"] for group in groups.values() if group.get("weights")]
     if not all(isinstance(w, dict) for w in weights):
         raise LoadError(f"quantization_config: the weights of config_groups are {weights!r:.80}, expected objects")
@@ -132,7 +150,9 @@ def awq(fields: Mapping[str, Any], shapes: Shapes) -> tuple[dict[str, Recipe], s
     recipes = {}
     for stem in stems(shapes, ".qweight"):
         inputs, words = matrix(f"{stem}.qweight", shapes)
-        parts = tuple(f"{stem}.{part}" for part in ("qweight", "qzeros", "scales"))
+        # Without zeros, numbers count from the middle; only where the config says so are they not missing.
+        centred = fields.get("zero_point") is False and f"{stem}.qzeros" not in shapes
+        parts = tuple(f"{stem}.{part}" for part in ("qweight", "scales", *(() if centred else ("qzeros",))))
         block = _group(fields, shapes, stem, inputs, words * 8)
         recipes[f"{stem}.weight"] = Recipe((words * 8, inputs), parts, _awq(block))
     return recipes, set()
@@ -156,8 +176,13 @@ def _group(fields: Mapping[str, Any], shapes: Shapes, stem: str, inputs: int, ou
 def _awq(block: Block) -> Any:
     order = torch.tensor(AWQ_ORDER)
 
-    def compute(out: Tensor, weight: Tensor, zeros: Tensor, scales: Tensor) -> None:
-        numbers, zero = (unpacked(t, 4, 1).unflatten(1, (-1, 8))[..., order].flatten(1) for t in (weight, zeros))
+    def ordered(words: Tensor) -> Tensor:
+        numbers: Tensor = unpacked(words, 4, 1).unflatten(1, (-1, 8))[..., order]
+        return numbers.flatten(1)
+
+    def compute(out: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None = None) -> None:
+        numbers = ordered(weight)
+        zero = torch.full_like(scales, 8) if zeros is None else ordered(zeros)
         if zero.shape != scales.shape:
             raise LoadError(f"zeros of shape {list(zero.shape)} for scales of {list(scales.shape)}")
         shape = tuple(numbers.shape)
@@ -167,8 +192,8 @@ def _awq(block: Block) -> Any:
 
 
 def gptq(fields: Mapping[str, Any], shapes: Shapes) -> tuple[dict[str, Recipe], set[str]]:
-    """GPTQ (arXiv 2210.17323) as AutoGPTQ packs it: [in / n, out] words; zeros less 1, but not in "gptq_v2"; each
-    input's group in "g_idx"."""
+    """GPTQ (arXiv 2210.17323) as AutoGPTQ packs it: [in / n, out] words; zeros less 1 (see above), but not in
+    "gptq_v2"; each input's group in "g_idx"."""
     bits = whole_number("bits", fields.get("bits", 4))
     count = per_word(bits, "gptq")
     shift = 0 if fields.get("checkpoint_format", "gptq") == "gptq_v2" else 1
@@ -183,9 +208,11 @@ def gptq(fields: Mapping[str, Any], shapes: Shapes) -> tuple[dict[str, Recipe], 
 
 
 def _gptq(bits: int, shift: int, size: int) -> Any:
+    ones = shift * sum(1 << place for place in range(0, 32, bits))  # in every number of a word
+
     def compute(out: Tensor, weight: Tensor, zeros: Tensor, scales: Tensor, order: Tensor | None = None) -> None:
         numbers = unpacked(weight, bits, 0)  # [in, out]
-        zero, scale = (unpacked(zeros, bits, 1) + shift).to(torch.float32), scales.to(torch.float32)  # [groups, out]
+        zero, scale = unpacked(zeros + ones, bits, 1).to(torch.float32), scales.to(torch.float32)  # [groups, out]
         if zero.shape != scale.shape:
             raise LoadError(f"zeros of shape {list(zero.shape)} for scales of {list(scale.shape)}")
         order = torch.arange(len(numbers)) // size if order is None else order

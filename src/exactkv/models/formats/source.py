@@ -11,7 +11,7 @@ from torch import Tensor
 from exactkv.errors import LoadError
 from exactkv.models.formats import floats, integers
 from exactkv.models.formats.recipe import Recipe, Shapes
-from exactkv.models.source import DirectorySource
+from exactkv.models.source import FLOATS, DirectorySource, shown
 
 Reader = Callable[[Mapping[str, Any], Shapes], tuple[dict[str, Recipe], set[str]]]
 READERS: dict[str, Reader] = {
@@ -34,7 +34,7 @@ def open_directory(path: Path) -> DirectorySource:
         directory.refuse_quantized()
         return directory
     fields = found[0] if isinstance(found[0], dict) else {"quant_method": found[0]}
-    method = str(fields.get("quant_method", "?"))
+    method = str(fields.get("quant_method", "?")).lower()
     if method not in READERS:
         raise LoadError(
             f"{path}: the weights are quantized ({method}), which is not supported; supported: {', '.join(READERS)}. "
@@ -59,6 +59,23 @@ class QuantizedSource(DirectorySource):
         used = {part for recipe in self.recipes.values() for part in recipe.parts} | aside
         self._shapes = {name: shape for name, shape in stored.items() if name not in used}
         self._shapes |= {name: recipe.shape for name, recipe in self.recipes.items()}
+        self._check_scales()
+
+    def _check_scales(self) -> None:
+        """Raise LoadError where weights are quantized and nothing says by which scale."""
+        lacking = [
+            f"{name} ({dtype}; expected {name.removesuffix('_packed')}_scale beside it)"
+            for name, dtype in self.dtypes().items()
+            if name in self._shapes
+            and name not in self.recipes
+            and name.endswith((".weight", ".weight_packed"))
+            and dtype not in FLOATS
+        ]
+        if lacking:
+            raise LoadError(
+                f"{self.path}: the scales of {len(lacking)} quantized weights are missing: {shown(lacking)}. "
+                "Download the files again, or take the model in bfloat16 or float16."
+            )
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return dict(self._shapes)

@@ -23,10 +23,11 @@ def prompts(world: World) -> list[Case]:
             stored[:5], stored[: length - 2], stored, (*stored, *other[:3]), (*stored[: length // 2], *other[:4]),
             (*stored[: length - 1], *other[:2]), other, stored[:1],
         ]  # fmt: skip
+        sibling = (*stored[: length // 2], *world.other(length - length // 2, f"sibling {length}"))
         head = [NewStore(STORE), *_stored(stored)]
         cases += [[*head, Get(STORE, prompt, "hit", other[4:7])] for prompt in asked]
         together: Case = [*head]
-        for i, prompt in enumerate((*asked, asked[3], stored)):
+        for i, prompt in enumerate((*asked, asked[3], stored, sibling, sibling, stored)):
             together += [Get(STORE, prompt, f"hit{i}", other[4:6]), Put(STORE, f"hit{i}")]
         cases.append(together)
     return cases

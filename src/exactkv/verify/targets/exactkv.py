@@ -13,6 +13,9 @@ from torch import Tensor
 
 from exactkv.cache import Cache, ChunkedAttention, SlidingWindow, join, load_cache
 from exactkv.cache.row import memories, state_tensors
+from exactkv.cache.store import PromptStore
+from exactkv.cache.store.memory import TOKEN_BYTES
+from exactkv.cache.store.pieces import tensor_bytes
 from exactkv.errors import LoadError
 from exactkv.generation import stream
 from exactkv.models.config import Config
@@ -22,7 +25,18 @@ from exactkv.models.model import Model
 from exactkv.models.random import random_weights
 from exactkv.models.spec import LayerSpec
 from exactkv.verify.configs import read_config
-from exactkv.verify.target import Array, Completion, Generator, Layer, NotSupported, Refused, Request, Target, Tokens
+from exactkv.verify.target import (
+    Array,
+    Completion,
+    Generator,
+    Hit,
+    Layer,
+    NotSupported,
+    Refused,
+    Request,
+    Target,
+    Tokens,
+)
 
 SMALL = 5_000_000
 """Parameters up to which a hundred calls take no time."""
@@ -219,6 +233,29 @@ class ExactKVTarget(Target):
         lengths = batch.lengths
         reached = batch.rewind([n - c for n, c in zip(lengths, counts, strict=True)])
         return [n - r for n, r in zip(lengths, reached, strict=True)]
+
+    # A store of prefixes.
+
+    def new_store(self, entries: int | None = None) -> PromptStore:
+        """Limited to the bytes that so many texts of some tokens take."""
+        if entries is None:
+            return PromptStore()
+        cache, unlimited = self.new_cache(), PromptStore()
+        self.feed(cache, [1] * min(self.max_length, 8))
+        unlimited.insert(cache)
+        return PromptStore(entries * unlimited.stats().bytes)
+
+    def put(self, store: PromptStore, tokens: Tokens, cache: Cache, salt: str = "") -> None:
+        store.insert(cache, salt=salt)
+
+    def get(self, store: PromptStore, tokens: Tokens, salt: str = "") -> Hit:
+        before = store.stats().reused_tokens
+        found = store.lookup(self.model, tokens, salt)
+        return Hit(found.cache, found.cached, store.stats().reused_tokens - before)
+
+    def store_nbytes(self, store: PromptStore) -> tuple[int, int]:
+        tokens = store.stats().tokens
+        return store.stats().bytes, tensor_bytes(store._memory.found()) + TOKEN_BYTES * tokens
 
     # Generation.
 

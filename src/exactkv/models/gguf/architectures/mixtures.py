@@ -79,6 +79,7 @@ def _gpt_oss(meta: Metadata) -> dict[str, Any]:
     # Files do not say that the bounds of YaRN's ramp are not rounded; the models were trained so.
     config = dense(meta, "gpt_oss", mixed=True, truncate=False)
     gating(meta, "softmax")
+    config.setdefault("rope_scaling", {"rope_type": "default"})  # without, the config would mean YaRN
     return config | experts(meta, "num_local_experts", "intermediate_size") | {
         "sliding_window": meta.take("attention.sliding_window")
     }  # fmt: skip

@@ -1,0 +1,228 @@
+"""The disk tier: a directory of safetensors files and their index, for several processes at once.
+
+A file is whole before the index serves it, and no longer served before it is deleted; its bytes are counted from
+before the one until after the other. So a kill at any moment loses nothing that was finished, and the limit holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+import uuid
+from array import array
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from exactkv.cache.store import files
+from exactkv.cache.store.files import Broken, Tensors
+from exactkv.cache.store.index import NAME, OLD_SECONDS, TOKEN_BYTES, DiskPath, Entry, Index
+from exactkv.cache.store.tree import Namespace
+from exactkv.errors import InputError
+
+
+class DiskTier:
+    """``evictions``: entries that went for want of room; ``broken``: those dropped, their file missing or altered;
+    ``reads``, ``writes``: files. Not for several threads at once: the store's lock is around it."""
+
+    def __init__(self, directory: str | Path, max_bytes: int | None = None, create: bool = True):
+        self.directory, self.max_bytes = Path(directory), max_bytes
+        self.evictions = self.broken = self.reads = self.writes = 0
+        self._used: dict[tuple[bool, int], float] = {}
+        if create:
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+            except FileExistsError:
+                raise InputError(f"directory {self.directory} is a file; give a directory, or a new name") from None
+        elif not (self.directory / NAME).is_file():
+            raise InputError(f"{self.directory} is no prompt store: it has no {NAME}")
+        self.index = Index(self.directory / NAME)
+
+    def tidy(self) -> None:
+        """Finish what processes that died have left: half-written files, files without an entry, and what is too much
+        by this store's limit."""
+        with self.index.writing():
+            self.index.abandon()
+            if self.max_bytes is not None:
+                self.evictions += self.index.evict(self.max_bytes)
+        self._delete_going()
+        known = self.index.known()
+        for path in self.directory.iterdir():
+            name = path.name.lstrip(".").partition(files.SUFFIX)[0] + files.SUFFIX
+            ours = path.name.endswith((files.SUFFIX, ".tmp")) and files.SUFFIX in path.name
+            with contextlib.suppress(OSError):
+                if ours and name not in known and time.time() - path.stat().st_mtime > OLD_SECONDS:
+                    path.unlink()
+
+    # Looking up.
+
+    def walk(self, namespace: Namespace, tokens: array[int], avoid: Iterable[str] = ()) -> DiskPath:
+        """Follow ``tokens`` as far as they are stored, and up to the first piece whose file is one of ``avoid``."""
+        path = self.index.walk(self.index.space(namespace), tokens)
+        for i, (entry, _) in enumerate(path.steps):
+            if entry.file and entry.file in avoid:
+                return DiskPath(path.steps[:i], entry.start)
+        return path
+
+    def load(self, entry: Entry, namespace: Namespace, tokens: array[int]) -> dict[str, Tensor]:
+        """The tensors of ``entry``, which is on the path of ``tokens``. Raises Broken where its file is gone or not
+        what was written (then the entry is dropped), Unreadable where it cannot be read now."""
+        if not entry.file:
+            return {}
+        try:
+            self.reads += 1
+            stored = tokens if not entry.piece else self._text(entry, tokens)
+            return files.read(self.directory / entry.file, about(entry, namespace, stored))
+        except Broken:
+            self.drop(entry)
+            raise
+
+    def _text(self, entry: Entry, tokens: array[int]) -> array[int]:
+        """The text of a piece to its end; ``tokens`` may leave it before."""
+        own = self.index.tokens(entry)
+        return tokens[: entry.start] + own if own is not None else tokens
+
+    def drop(self, entry: Entry) -> None:
+        """An entry whose file is no good, and what hangs from it."""
+        self.broken += 1
+        with self.index.writing():
+            self.index.forget(entry)
+        self._delete_going()
+
+    def use(self, path: DiskPath, mark: Entry | None = None) -> None:
+        """What was used, is used now, leaves before what they hang from. Written with the next change."""
+        now = time.time()
+        for depth, (piece, _) in enumerate(path.steps):
+            self._used[True, piece.id] = now - 1e-6 * depth
+        if mark is not None:
+            self._used[False, mark.id] = now
+
+    # Storing.
+
+    def could_hold(self, nbytes: int) -> bool:
+        return self.max_bytes is None or nbytes <= self.max_bytes
+
+    def put(
+        self, namespace: Namespace, described: Mapping[str, str], tokens: array[int], entry: Entry, tensors: Tensors,
+        keep: DiskPath, keep_marks: Iterable[int] = (), pinned: Iterable[int] = (),
+    ) -> int | None:  # fmt: skip
+        """Write a piece ``tokens[entry.start:entry.stop]`` that hangs from the end of ``keep``, or a checkpoint at
+        ``entry.stop`` of the piece ``entry.id``. Returns its id; None where it does not fit, or where another process
+        has stored the same or deleted what it belongs to. ``keep``, ``keep_marks`` and ``pinned`` (pieces) are not
+        evicted for it."""
+        content = about(entry, namespace, tokens[: entry.stop])
+        size = files.size(content, tensors) if tensors else 0
+        ids = TOKEN_BYTES * (entry.stop - entry.start)  # none for a checkpoint
+        name = self._reserved(size + ids, {*pinned, *(p.id for p, _ in keep.steps)}, set(keep_marks))
+        if name is None:
+            return None
+        made = None
+        try:
+            if tensors:
+                files.write(self.directory / name, content, tensors)
+                self.writes += 1
+            space = self.index.space(namespace, described)
+            assert space is not None
+            with self.index.writing():
+                if entry.piece:
+                    parent = keep.steps[-1][0].id if keep.steps else 0
+                    own = tokens[entry.start : entry.stop]
+                    made = self.index.enter_piece(space, parent, entry.start, own, name, size)
+                else:
+                    made = self.index.enter_mark(entry.id, entry.stop, name, size)
+                if made is None:
+                    self.index.given_up(name)
+        except BaseException:
+            with self.index.writing():
+                self.index.given_up(name)
+            self._delete_going()
+            raise
+        if made is None:
+            self._delete_going()
+        return made
+
+    def _reserved(self, nbytes: int, keep: set[int], marks: set[int]) -> str | None:
+        """The name of a file that may have so many bytes; evicts what is in the way, the pieces ``keep`` and the
+        checkpoints ``marks`` aside. None where it cannot be had."""
+        name = uuid.uuid4().hex + files.SUFFIX
+        for _ in range(20):  # others may be quicker
+            with self.index.writing():
+                self.index.touch(self._used)
+                self._used.clear()
+                if self.max_bytes is None or self.index.total() + nbytes <= self.max_bytes:
+                    self.index.reserve(name, nbytes)
+                    return name
+            if not self._make_room(nbytes, keep, marks):
+                return None
+        return None
+
+    def _make_room(self, nbytes: int, keep: set[int], marks: set[int]) -> bool:
+        assert self.max_bytes is not None
+        try:
+            with self.index.writing():
+                self.index.abandon()
+                gone = self.index.evict(self.max_bytes - nbytes, keep, marks)
+                if self.index.total() - self.index.going_bytes() + nbytes > self.max_bytes:
+                    raise _Undo
+        except _Undo:
+            return False
+        self.evictions += gone
+        return self._delete_going()
+
+    def _delete_going(self) -> bool:
+        """Delete files that are no longer served. False where one cannot be deleted: it counts until it can."""
+        deleted, all_gone = [], True
+        for name in self.index.going():
+            try:
+                files.remove(self.directory, name)
+                deleted.append(name)
+            except OSError:
+                all_gone = False
+        if deleted:
+            with self.index.writing():
+                self.index.gone(deleted)
+        return all_gone
+
+    # As a whole.
+
+    def prune(
+        self, max_bytes: int | None = None, before: float | None = None, dry_run: bool = False
+    ) -> tuple[int, int]:
+        """Evict until at most ``max_bytes`` are left, and all that was last used before the time ``before``; with
+        ``dry_run`` only count. Returns how many entries went, and their bytes."""
+        count = freed = 0
+        with contextlib.suppress(_Undo), self.index.writing():
+            held = self.index.total() - self.index.going_bytes()
+            count += self.index.evict(-1, before=before) if before is not None else 0
+            count += self.index.evict(max_bytes) if max_bytes is not None else 0
+            freed = held - (self.index.total() - self.index.going_bytes())
+            if dry_run:
+                raise _Undo
+        self._delete_going()
+        return count, freed
+
+    def clear(self) -> None:
+        with self.index.writing():
+            self.index.evict(-1)
+        self._delete_going()
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception), self.index.writing():
+            self.index.touch(self._used)
+        self.index.close()
+
+
+class _Undo(Exception):
+    """Undoes a transaction of evictions that are not wanted after all."""
+
+
+def about(entry: Entry, namespace: Namespace, text: array[int]) -> dict[str, Any]:
+    """What the file of ``entry`` says of itself: whose it is, and by a hash of which tokens."""
+    digest = hashlib.sha256(text[: entry.stop].tobytes()).hexdigest()
+    whose = {"identity": namespace.identity, "storage": namespace.storage, "dtype": namespace.dtype}
+    span = {"start": entry.start, "stop": entry.stop} if entry.piece else {"position": entry.stop}
+    kind = "piece" if entry.piece else "checkpoint"
+    return {"kind": kind, **whose, "salt": namespace.salt, **span, "text": digest}

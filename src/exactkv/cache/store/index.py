@@ -1,0 +1,333 @@
+"""The index of the disk tier: what is where, in SQLite, for several processes at once. It touches no file but its own.
+
+Every file has a row in ``files`` before it is made and until it is deleted: so the sum of those rows is never less than
+what lies on the disk, whoever is killed when.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sqlite3
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from exactkv.cache.store.tree import Namespace, common
+from exactkv.errors import LoadError
+
+NAME = "index.sqlite"
+VERSION = 1
+BUSY_SECONDS = 30.0
+OLD_SECONDS = 600.0
+"""A file that is still being written after so long was given up, also where its process cannot be asked."""
+TOKEN_BYTES = 8
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS spaces (
+    id INTEGER PRIMARY KEY, identity TEXT NOT NULL, storage TEXT NOT NULL, dtype TEXT NOT NULL, salt TEXT NOT NULL,
+    model TEXT NOT NULL, UNIQUE (identity, storage, dtype, salt));
+CREATE TABLE IF NOT EXISTS files (
+    name TEXT PRIMARY KEY, bytes INTEGER NOT NULL, state TEXT NOT NULL, owner TEXT NOT NULL, since REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS pieces (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, space INTEGER NOT NULL, parent INTEGER NOT NULL, start INTEGER NOT NULL,
+    first INTEGER NOT NULL, stop INTEGER NOT NULL, tokens BLOB NOT NULL, file TEXT NOT NULL, used REAL NOT NULL,
+    UNIQUE (space, parent, start, first));
+CREATE INDEX IF NOT EXISTS parents ON pieces (parent);
+CREATE TABLE IF NOT EXISTS marks (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, piece INTEGER NOT NULL, position INTEGER NOT NULL, file TEXT NOT NULL,
+    used REAL NOT NULL, UNIQUE (piece, position));
+"""
+_BELOW = "WITH RECURSIVE b(id) AS (SELECT ? UNION SELECT p.id FROM pieces p JOIN b ON p.parent = b.id) "
+
+
+class Entry(NamedTuple):
+    """A piece [start, stop), or a checkpoint at ``stop``. ``file``: "" for a piece that is nothing but tokens."""
+
+    id: int
+    start: int
+    stop: int
+    file: str
+    piece: bool
+
+
+class DiskPath(NamedTuple):
+    """The longest stored prefix of a text: (piece, where the text leaves it), and how many tokens agree."""
+
+    steps: tuple[tuple[Entry, int], ...] = ()
+    length: int = 0
+
+
+class Index:
+    """Not for several threads at once: the store's lock is around it. Raises sqlite3.Error where SQLite does."""
+
+    def __init__(self, path: Path):
+        self.owner = f"{platform.node()}:{os.getpid()}"
+        try:
+            self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            self._patiently("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the newest entries, no more
+            self._db.execute("PRAGMA journal_size_limit = 1000000")
+            self._make(path)
+        except sqlite3.Error as error:
+            raise LoadError(
+                f"{path} cannot be used as an index: {error}; delete the directory to begin anew"
+            ) from error
+
+    def _make(self, path: Path) -> None:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version > VERSION:
+            raise LoadError(f"{path} has the format {version}, this version of exactkv reads {VERSION}; update exactkv")
+        if version < VERSION:
+            with self.writing():
+                for statement in _SCHEMA.split(";"):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {VERSION}")
+
+    def _patiently(self, statement: str) -> None:
+        """Where two processes open at once, SQLite does not wait for a change of mode by itself."""
+        end = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                self._db.execute(statement)
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > end:
+                    raise
+                time.sleep(0.01)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """One transaction: all of it happens or nothing."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def close(self) -> None:
+        self._db.close()
+
+    # Looking up.
+
+    def walk(self, space: int | None, tokens: array[int]) -> DiskPath:
+        """Follow ``tokens`` from the root as far as they are stored, comparing every one."""
+        steps: list[tuple[Entry, int]] = []
+        parent, at = 0, 0
+        while space is not None and at < len(tokens):
+            row = self._db.execute(
+                "SELECT id, stop, tokens, file FROM pieces WHERE space = ? AND parent = ? AND start = ? AND first = ?",
+                (space, parent, at, tokens[at]),
+            ).fetchone()
+            if row is None:
+                break
+            id_, stop, blob, file = row
+            agreed = common(unpacked(blob), tokens[at : at + len(blob) // TOKEN_BYTES])
+            if not agreed:
+                break
+            if steps:
+                steps[-1] = (steps[-1][0], at)
+            steps.append((Entry(id_, at, stop, file, True), at + agreed))
+            parent, at = id_, at + agreed
+        return DiskPath(tuple(steps), at)
+
+    def marks(self, path: DiskPath) -> dict[int, Entry]:
+        """The checkpoints of this text, by position; none of a text that branched off before."""
+        found: dict[int, Entry] = {}
+        for piece, end in path.steps:
+            rows = self._db.execute("SELECT id, position, file FROM marks WHERE piece = ?", (piece.id,))
+            found |= {at: Entry(id_, at, at, file, False) for id_, at, file in rows if piece.start < at <= end}
+        return found
+
+    def tokens(self, entry: Entry) -> array[int] | None:
+        """All tokens of a piece; None where it has gone."""
+        row = self._db.execute("SELECT tokens FROM pieces WHERE id = ?", (entry.id,)).fetchone()
+        return unpacked(row[0]) if row is not None else None
+
+    def space(self, namespace: Namespace, described: Mapping[str, str] | None = None) -> int | None:
+        """The number of a namespace; given what it is called for people, it is made where it is new."""
+        cells = (namespace.identity, namespace.storage, namespace.dtype, namespace.salt)
+        same = "SELECT id FROM spaces WHERE identity = ? AND storage = ? AND dtype = ? AND salt = ?"
+        row = self._db.execute(same, cells).fetchone()
+        if row is None and described is not None:
+            with self.writing():
+                self._db.execute(
+                    "INSERT OR IGNORE INTO spaces (identity, storage, dtype, salt, model) VALUES (?, ?, ?, ?, ?)",
+                    (*cells, json.dumps(dict(described))),
+                )
+                row = self._db.execute(same, cells).fetchone()
+        return int(row[0]) if row is not None else None
+
+    def namespaces(self) -> list[tuple[int, Namespace, dict[str, Any]]]:
+        """Number, namespace (its device left open) and model of each."""
+        rows = self._db.execute("SELECT id, identity, storage, dtype, salt, model FROM spaces ORDER BY id").fetchall()
+        return [(r[0], Namespace(r[1], r[2], r[3], "", r[4]), json.loads(r[5])) for r in rows]
+
+    def pieces(self) -> list[dict[str, Any]]:
+        """Every piece as plain data, parents first: its columns, its file's "bytes", its "marks"."""
+        marks: dict[int, list[dict[str, Any]]] = {}
+        for piece, at, file, size, used in self._db.execute(
+            "SELECT piece, position, file, COALESCE(bytes, 0), used FROM marks LEFT JOIN files ON file = name "
+            "ORDER BY position"
+        ):
+            marks.setdefault(piece, []).append({"position": at, "file": file, "bytes": size, "used": used})
+        names = ("id", "space", "parent", "start", "stop", "tokens", "file", "bytes", "used")
+        rows = self._db.execute(
+            "SELECT id, space, parent, start, stop, tokens, file, COALESCE(bytes, 0), used FROM pieces "
+            "LEFT JOIN files ON file = name ORDER BY id"
+        )
+        return [{**dict(zip(names, row, strict=True)), "marks": marks.get(row[0], [])} for row in rows]
+
+    def counts(self) -> tuple[int, int]:
+        """How many pieces and checkpoints there are."""
+        (pieces,) = self._db.execute("SELECT COUNT(*) FROM pieces").fetchone()
+        (marks,) = self._db.execute("SELECT COUNT(*) FROM marks").fetchone()
+        return int(pieces), int(marks)
+
+    # Bytes.
+
+    def total(self) -> int:
+        """Bytes of all files, being written and being deleted among them, and of the token ids."""
+        (files,) = self._db.execute("SELECT COALESCE(SUM(bytes), 0) FROM files").fetchone()
+        (tokens,) = self._db.execute("SELECT COALESCE(SUM(stop - start), 0) FROM pieces").fetchone()
+        return int(files) + TOKEN_BYTES * int(tokens)
+
+    def reserve(self, name: str, nbytes: int) -> None:
+        """Within a transaction: a file of that name is about to be written."""
+        cells = (name, nbytes, "writing", self.owner, time.time())
+        self._db.execute("INSERT INTO files (name, bytes, state, owner, since) VALUES (?, ?, ?, ?, ?)", cells)
+
+    def evict(self, goal: int, keep: Iterable[int] = (), keep_marks: Iterable[int] = (), before: float = 1e300) -> int:
+        """Within a transaction: forget what was used longest ago (and before ``before``) until the rest comes to
+        ``goal`` bytes; pieces from which others hang stay. Files are marked as going. Returns how many entries went."""
+        kept, kept_marks = (",".join(map(str, ids)) or "-1" for ids in (keep, keep_marks))
+        count, left = 0, self.total() - self.going_bytes()
+        while left > goal:
+            oldest = self._db.execute(
+                "SELECT used, 0, id FROM pieces p WHERE NOT EXISTS (SELECT 1 FROM pieces c WHERE c.parent = p.id) "
+                f"AND id NOT IN ({kept}) AND used < ? UNION ALL "
+                f"SELECT used, 1, id FROM marks WHERE id NOT IN ({kept_marks}) AND used < ? ORDER BY 1, 2 LIMIT 1",
+                (before, before),
+            ).fetchone()
+            if oldest is None:
+                break
+            self.forget(Entry(oldest[2], 0, 0, "", not oldest[1]))
+            count, left = count + 1, self.total() - self.going_bytes()
+        return count
+
+    def going_bytes(self) -> int:
+        """Bytes of files that are no longer served and wait to be deleted; part of ``total``."""
+        (going,) = self._db.execute("SELECT COALESCE(SUM(bytes), 0) FROM files WHERE state = 'going'").fetchone()
+        return int(going)
+
+    def forget(self, entry: Entry) -> None:
+        """Within a transaction: an entry and what hangs from it; its files are marked as going."""
+        if entry.piece:
+            self._go(
+                _BELOW + "SELECT file FROM pieces WHERE id IN b UNION SELECT file FROM marks WHERE piece IN b", entry.id
+            )
+            self._db.execute(_BELOW + "DELETE FROM marks WHERE piece IN b", (entry.id,))
+            self._db.execute(_BELOW + "DELETE FROM pieces WHERE id IN b", (entry.id,))
+        else:
+            self._go("SELECT file FROM marks WHERE id = ?", entry.id)
+            self._db.execute("DELETE FROM marks WHERE id = ?", (entry.id,))
+
+    def _go(self, chosen: str, id_: int) -> None:
+        names = self._db.execute(chosen, (id_,)).fetchall()
+        self._db.executemany("UPDATE files SET state = 'going' WHERE name = ?", names)
+
+    def given_up(self, name: str) -> None:
+        """Within a transaction: a file that was reserved is not kept after all."""
+        self._db.execute("UPDATE files SET state = 'going' WHERE name = ?", (name,))
+
+    def abandon(self) -> None:
+        """Within a transaction: files whose writer has died, or is at it for too long, are going."""
+        host = platform.node()
+        rows = self._db.execute("SELECT name, owner, since FROM files WHERE state = 'writing'").fetchall()
+        for name, owner, since in rows:
+            node, _, pid = owner.rpartition(":")
+            if time.time() - since > OLD_SECONDS or (node == host and not _alive(int(pid))):
+                self.given_up(name)
+
+    def going(self) -> list[str]:
+        """Files to be deleted; then ``gone``."""
+        return [name for (name,) in self._db.execute("SELECT name FROM files WHERE state = 'going'")]
+
+    def gone(self, names: Iterable[str]) -> None:
+        """Within a transaction: those files are deleted."""
+        self._db.executemany("DELETE FROM files WHERE name = ? AND state = 'going'", [(n,) for n in names])
+
+    def check(self) -> str:
+        """What is wrong with the index itself, "" if nothing."""
+        (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        return "" if found == "ok" else str(found)
+
+    def known(self) -> set[str]:
+        return {name for (name,) in self._db.execute("SELECT name FROM files")}
+
+    # Storing.
+
+    def enter_piece(
+        self, space: int, parent: int, start: int, tokens: array[int], file: str, nbytes: int
+    ) -> int | None:
+        """Within a transaction: the piece of these tokens, its reserved file written (0 bytes: it has none). None
+        where the file was given up meanwhile, what it hangs from has gone, or another process has stored it."""
+        if parent and self._db.execute("SELECT 1 FROM pieces WHERE id = ?", (parent,)).fetchone() is None:
+            return None
+        if not self._keep(file, nbytes):
+            return None
+        cells = (space, parent, start, tokens[0], start + len(tokens), tokens.tobytes(), file if nbytes else "")
+        done = self._db.execute(
+            "INSERT OR IGNORE INTO pieces (space, parent, start, first, stop, tokens, file, used) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*cells, time.time()),
+        )  # fmt: skip
+        return int(done.lastrowid or 0) if done.rowcount else None
+
+    def enter_mark(self, piece: int, position: int, file: str, nbytes: int) -> int | None:
+        """Within a transaction: a checkpoint, its reserved file written; None as above."""
+        if self._db.execute("SELECT 1 FROM pieces WHERE id = ?", (piece,)).fetchone() is None:
+            return None
+        if not self._keep(file, nbytes):
+            return None
+        done = self._db.execute(
+            "INSERT OR IGNORE INTO marks (piece, position, file, used) VALUES (?, ?, ?, ?)",
+            (piece, position, file, time.time()),
+        )
+        return int(done.lastrowid or 0) if done.rowcount else None
+
+    def _keep(self, file: str, nbytes: int) -> bool:
+        if not nbytes:
+            sql, cells = "DELETE FROM files WHERE name = ? AND state = 'writing'", (file,)
+            return self._db.execute(sql, cells).rowcount == 1
+        sql = "UPDATE files SET state = 'kept', bytes = ? WHERE name = ? AND state = 'writing'"
+        return self._db.execute(sql, (nbytes, file)).rowcount == 1
+
+    def touch(self, used: Mapping[tuple[bool, int], float]) -> None:
+        """Within a transaction: when entries were used, by (whether a piece, id)."""
+        for (piece, id_), at in used.items():
+            self._db.execute(f"UPDATE {'pieces' if piece else 'marks'} SET used = ? WHERE id = ?", (at, id_))
+
+
+def unpacked(blob: bytes) -> array[int]:
+    tokens: array[int] = array("q")
+    tokens.frombytes(blob)
+    return tokens
+
+
+def _alive(pid: int) -> bool:
+    if os.name != "posix":  # elsewhere asking would be a signal
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,159 @@
+"""Configs that are refused: one error that says what was given, what is expected, what to do. And what looks alike but
+is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import exactkv
+from exactkv.errors import LoadError
+from exactkv.models.families import find_family
+from exactkv.models.families.common import ACTIVATIONS
+from exactkv.models.load import read_spec, text_config
+from exactkv.models.shapes import shape_config
+from exactkv.models.spec import DecoderSpec
+from tests.models.cases_dense import DENSE
+from tests.models.oracle import BOUND, build, difference, oracle_logits, tokens, transformers
+from tests.models.saved import change_config, change_tensors, refusal
+
+
+def meaning(name: str, **fields: Any) -> DecoderSpec:
+    return read_spec(*text_config({**shape_config(name), **fields}))
+
+
+def refused(name: str, **fields: Any) -> str:
+    with pytest.raises(LoadError) as caught:
+        meaning(name, **fields)
+    return str(caught.value)
+
+
+# which model
+
+
+@pytest.mark.parametrize(
+    "head", ["LlamaForSequenceClassification", "Qwen2ForTokenClassification", "LlamaForQuestionAnswering"]
+)
+def test_another_head_is_refused(model_dir: Path, head: str) -> None:
+    message = refusal(change_config(model_dir, architectures=[head]))
+    assert f"{head!r}, a model whose head is for another task than text; expected one such as" in message
+
+
+def test_a_base_model_or_none_is_read_where_the_head_is_there(model_dir: Path) -> None:
+    for architectures in (None, [], ["LlamaModel"]):
+        exactkv.load(change_config(model_dir, architectures=architectures), device="cpu")
+    change_tensors(model_dir, lambda tensors: tensors.pop("lm_head.weight"))
+    assert "1 missing: lm_head.weight" in refusal(model_dir)
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart", "bert", "roberta", "modernbert", "vit"])
+def test_what_is_no_decoder_is_called_so(kind: str) -> None:
+    config = {**transformers.AutoConfig.for_model(kind).to_dict(), "architectures": [f"{kind}Model"]}
+    with pytest.raises(LoadError, match=r"It is an encoder( with a decoder)?, not a decoder"):
+        find_family(config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "nearest"),
+    [
+        ("falcon", "gpt_neox"), ("phi", "gpt_neox"), ("opt", "gpt2"), ("gptj", "gpt2"), ("deepseek_v32", "deepseek"),
+        ("cohere", "cohere2"), ("qwen3_5_text", "qwen3_next"), ("bamba", "granite_hybrid"), ("diffllama", "llama"),
+        ("exaone_moe", "exaone4"), ("kimi_k25", "deepseek"),
+    ],
+)  # fmt: skip
+def test_the_nearest_family_is_one_of_the_name_and_the_parts(kind: str, nearest: str) -> None:
+    config = transformers.AutoConfig.for_model(kind).to_dict()
+    with pytest.raises(LoadError, match=rf"fields is {nearest}\b"):
+        find_family(config)
+
+
+# sizes
+
+
+@pytest.mark.parametrize("count", [0, -1, 10**6, 10**12, True, 2.0])
+@pytest.mark.parametrize(("name", "field"), [("llama-3.1-8b", "num_hidden_layers"), ("gpt2", "n_layer")])
+def test_the_number_of_layers_is_checked_before_there_are_any(name: str, field: str, count: Any) -> None:
+    assert f"{field} is {count!r}, expected an integer from 1 to 10,000" in refused(name, **{field: count})
+
+
+def test_an_unknown_model_of_many_layers_is_refused_at_once() -> None:
+    with pytest.raises(LoadError, match="unsupported architecture"):
+        find_family({"model_type": "novel", "hidden_size": 8, "num_hidden_layers": 10**12})
+
+
+@pytest.mark.parametrize("base", [1.0, 0.5])
+def test_yarn_needs_a_base_above_one(base: float) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    message = refused("llama-3.1-8b", rope_theta=base, rope_scaling=yarn)
+    assert f"rope_theta is {base:g}, expected more than 1 with YaRN" in message
+
+
+def test_one_stream_of_gemma_3n_is_refused() -> None:
+    assert "altup_num_inputs = 1 is not supported; expected 2" in refused("gemma-3n-e2b", altup_num_inputs=1)
+
+
+@pytest.mark.parametrize(("shared", "of"), [(31, " of 'full_attention'"), (36, "")])
+def test_shared_layers_need_one_to_share_with(shared: int, of: str) -> None:
+    assert f"no layer{of} before them has keys and values" in refused("gemma-4-e2b", num_kv_shared_layers=shared)
+
+
+def test_gemma_4s_last_layer_is_full_whatever_the_config_says() -> None:
+    kinds = ["sliding_attention"] * 35
+    spec = meaning("gemma-4-e2b", layer_types=kinds, num_kv_shared_layers=0)
+    assert transformers.Gemma4TextConfig(layer_types=kinds, num_hidden_layers=35).layer_types[-1] == "full_attention"
+    assert [layer.attention.head_dim for layer in spec.layers] == [256] * 34 + [512]
+
+
+# the files
+
+
+def test_a_dtype_that_is_none_is_refused(model_dir: Path) -> None:
+    for wrong in ("float61", 3, {"a": 1}):
+        message = refusal(change_config(model_dir, dtype=wrong, torch_dtype=None))
+        assert f"dtype is {wrong!r}, expected one of bfloat16, float16" in message
+    assert exactkv.load(model_dir, device="cpu", dtype="float32").dtype == torch.float32
+    for name in ("auto", "float8_e4m3fn", None):  # nothing to compute in: as the weights are
+        assert exactkv.load(change_config(model_dir, dtype=name), device="cpu").dtype == torch.float32
+    assert exactkv.load(change_config(model_dir, dtype="torch.bfloat16"), device="cpu").dtype == torch.bfloat16
+
+
+def test_a_byte_order_mark_is_no_fault(model_dir: Path) -> None:
+    file = model_dir / "config.json"
+    file.write_text(file.read_text(), encoding="utf-8-sig")
+    exactkv.load(model_dir, device="cpu")
+
+
+# what is read
+
+
+def test_activations_by_all_their_names() -> None:
+    x = torch.linspace(-6, 6, 101)
+    for name, ours in ACTIVATIONS.items():
+        theirs = transformers.activations.ACT2FN[name](x)
+        assert torch.allclose(exactkv.ops.TORCH.activate(x, ours), theirs, rtol=0, atol=1e-5), name
+
+
+def test_gpt2_with_a_head_of_its_own_in_older_and_newer_files(tmp_path: Path) -> None:
+    case = next(case for case in DENSE if case.name == "gpt2-untied")
+    oracle = build(case)
+    oracle.save_pretrained(tmp_path)
+    ids = tokens(2, 9)
+    assert difference(exactkv.load(tmp_path, device="cpu")(ids), oracle_logits(oracle, ids)) <= BOUND
+    assert "lm_head.weight" in change_names(tmp_path)
+    assert difference(exactkv.load(tmp_path, device="cpu")(ids), oracle_logits(oracle, ids)) <= BOUND
+
+
+def change_names(directory: Path) -> set[str]:
+    """Take "transformer." from all names; those there are then."""
+    found: set[str] = set()
+
+    def older(tensors: dict[str, Any]) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+        found.update(tensors)
+
+    change_tensors(directory, older)
+    return found
