@@ -78,6 +78,16 @@ def test_save_and_load(start: Start, model_dir: Path, tmp_path: Path) -> None:
     assert int(cached) > 0 and int(fed) <= 2
 
 
+def test_a_prompt_store_serves_the_next_run(start: Start, model_dir: Path, tmp_path: Path) -> None:
+    lines, place = "Hello, this is a question that takes more tokens than a lookup costs.\n", str(tmp_path / "store")
+    given = (str(model_dir), "--max-tokens", "4", "--prompt-cache-dir", place)
+    first, second = (piped(start, lines, *given) for _ in range(2))
+    assert first[0] == second[0] == 0 and first[1] == second[1]
+    assert FIGURES.findall(first[2])[0][1] == "0" and FIGURES.findall(second[2])[0][2] == "1"
+    code, _, errors = piped(start, lines, *given, "--prompt-cache-bytes", "much")
+    assert code == 2 and "such as 500MB" in errors
+
+
 def test_what_cannot_be_saved_loses_nothing(start: Start, model_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, _, errors = piped(start, f"Hello\n/save {tmp_path}/file/talk\n/stats\n", str(model_dir), "--max-tokens", "2")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from exactkv.cache import Cache, CheckpointPolicy, ChunkedAttention, FullAttention, SlidingWindow
+from exactkv.cache.store import PromptStore
 from exactkv.errors import InputError
 from exactkv.generation import stream
 from exactkv.generation.conversation import Conversation, Reply
@@ -227,3 +228,26 @@ def test_checkpoints_are_asked_for_at_message_ends_and_before_the_prompts_last_t
         first = [("message", at[0]), ("prompt", at[2] - 1)]
         second = [("message", at[3]), ("prompt", at[5] - 1)]
         assert taken[:2] == (first if wanted else []) and taken[-2:] == (second if wanted else [])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_store_serves_the_next_conversation(kind: str, tmp_path: Any) -> None:
+    """After a restart as in the same process; another system message shares nothing; a stopped answer is kept too."""
+    model = chat_model(kind)
+    system = "A long system message, the same in each conversation. " * 6
+    with PromptStore(0, tmp_path / "store") as store:
+        talk = Conversation(model, system, max_tokens=8, store=store)
+        answered(model, talk.reply(TURNS[0]))
+        reply = talk.regenerate()
+        next(reply)
+        reply.close()
+    with PromptStore(0, tmp_path / "store") as store:
+        talk = Conversation(model, system, max_tokens=8, store=store)
+        prompt, fed = answered(model, talk.reply(TURNS[0]))
+        assert fed == 1
+        other = Conversation(model, system, max_tokens=8, store=store)
+        prompt, fed = answered(model, other.reply("A question of another kind"))
+        assert fed <= prompt - len(system)
+        cold = Conversation(model, "B" + system, max_tokens=8, store=store)
+        prompt, fed = answered(model, cold.reply(TURNS[0]))
+        assert prompt - fed <= len("system:")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from exactkv.cli.options import size_of
 from exactkv.cli.output import print_json
 from exactkv.errors import InputError, LoadError
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 WHOLE, BROKEN, COULD_NOT_RUN = 0, 1, 2
 """Exit codes of verify."""
-SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 AGES = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 cache = typer.Typer(
@@ -117,7 +117,7 @@ def prune(
     """Make a prompt store smaller; what was used longest ago goes first."""
     if max_bytes is None and older_than is None and not everything:
         raise typer.BadParameter("nothing to prune by; give --max-bytes, --older-than or --all")
-    most = 0 if everything else _size(max_bytes) if max_bytes is not None else None
+    most = 0 if everything else size_of(max_bytes, "--max-bytes") if max_bytes is not None else None
     before = None if older_than is None else time.time() - _seconds(older_than)
     from exactkv.cache.report import human_bytes
     from exactkv.cache.store.disk import DiskTier
@@ -206,13 +206,6 @@ def _saved(directory: Path) -> list[dict[str, Any]]:
 def _space(space: dict[str, Any]) -> str:
     named = space["model"] or space["family"] or space["identity"]
     return f"{named} {space['dtype']}" + (f" salt {space['salt'][:6]}" if space["salt"] else "")
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
-    if match is None or match[2] not in SIZES:
-        raise typer.BadParameter(f"--max-bytes is {text!r}; expected a size such as 500MB or 2GB")
-    return int(float(match[1]) * SIZES[match[2]])
 
 
 def _seconds(text: str) -> float:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exactkv.cli.options import MODEL_FORMS, Device, Dtype
+from exactkv.cli.options import MODEL_FORMS, Device, Dtype, size_of
 from exactkv.cli.reader import Reader
 from exactkv.errors import ExactKVError, InputError
 
 if TYPE_CHECKING:
+    from exactkv.cache.store import PromptStore
     from exactkv.generation.conversation import Conversation, Reply
     from exactkv.models.model import Model
 
@@ -67,6 +68,17 @@ def chat(
         int | None,
         typer.Option(min=0, show_default=False, help="Another seed, another sample. Default: 0, or as saved."),
     ] = None,
+    prompt_cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            show_default=False,
+            help="Keep what was computed in a prompt store there, for later conversations too, with any model.",
+        ),
+    ] = None,
+    prompt_cache_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="The most that the prompt store may take, such as 500MB or 2GiB.")
+    ] = "4GB",
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
@@ -83,11 +95,12 @@ def chat(
     given = {"temperature": temp, "top_p": top_p, "seed": seed}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     sampling = Sampling(**chosen)  # before anything is loaded
+    store = _store(prompt_cache_dir, prompt_cache_bytes)
     loaded = load_model(model if model is not None else embedded.default(), device=device, dtype=dtype)
     if load is None:
-        conversation = Conversation(loaded, system, sampling, max_tokens or 1024)
+        conversation = Conversation(loaded, system, sampling, max_tokens or 1024, store=store)
     else:
-        conversation = Conversation.load(load, loaded)
+        conversation = Conversation.load(load, loaded, store)
         conversation.sampling = replace(conversation.sampling, **chosen)
         conversation.max_tokens = max_tokens or conversation.max_tokens
         if system is not None:
@@ -98,6 +111,14 @@ def chat(
     session.run()
     if session.failed and not session.reader.interactive:
         raise typer.Exit(FAILED)
+
+
+def _store(directory: Path | None, size: str) -> PromptStore | None:
+    """A store on the disk alone: in memory the conversation has its own cache."""
+    from exactkv.cache.store import PromptStore
+
+    limit = size_of(size, "--prompt-cache-bytes")
+    return None if directory is None else PromptStore(0, directory, limit)
 
 
 class Session:
@@ -210,7 +231,7 @@ class Session:
     def _load(self, path: str) -> None:
         if not path:
             raise InputError("/load takes the directory of a saved conversation: /load DIR")
-        self.conversation = type(self.conversation).load(Path(path).expanduser(), self.model)
+        self.conversation = type(self.conversation).load(Path(path).expanduser(), self.model, self.conversation.store)
         self.tell_loaded()
 
     def tell_loaded(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,3 +64,15 @@ def sampling_from(given: Mapping[str, Any], more: str | None) -> Sampling:
     if both := settings.keys() & content.keys():
         raise InputError(f"{min(both)} is given by an option and in --sampling; leave it out of one")
     return Sampling.from_dict({**content, **settings})
+
+
+SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+         "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}  # fmt: skip
+
+
+def size_of(text: str, option: str) -> int:
+    """Bytes, from a size such as 500MB, 2GiB or a plain number."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in SIZES:
+        raise typer.BadParameter(f"{option} is {text!r}; expected a size such as 500MB or 2GB")
+    return int(float(match[1]) * SIZES[match[2]])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from exactkv.cache import CheckpointPolicy
+from exactkv.cache.store import PromptStore
 from exactkv.errors import InputError, LoadError
 from exactkv.generation import saved
 from exactkv.generation.loop import Generation, Stats, stream
@@ -23,23 +24,36 @@ from exactkv.models.model import Model
 Message = dict[str, str]
 CHECKPOINTS = CheckpointPolicy(every=1024, max_bytes=1 << 30)
 """For edits within long texts, in bounded memory."""
+WORTH_A_LOOKUP = 64
+"""A store is asked where the conversation's own cache leaves more tokens than this to feed."""
 
 
 class Reply(Iterator[Piece]):
     """An answer as it comes: an iterator of pieces. What has come is in the conversation at every moment, also after
     Ctrl-C or an error. ``generation`` has the tokens, ``stats`` the counts."""
 
-    def __init__(self, generation: Generation, message: Message):
-        self.generation, self._message = generation, message
+    def __init__(self, generation: Generation, message: Message, store: PromptStore | None = None):
+        self.generation, self._message, self._store = generation, message, store
 
     def __next__(self) -> Piece:
-        piece = next(self.generation)
+        try:
+            piece = next(self.generation)
+        except StopIteration:
+            self._keep()
+            raise
         self._message["content"] += piece.text
         return piece
 
     def close(self) -> None:
         """End it here. What has come is the answer."""
         self.generation.close()
+        self._keep()
+
+    def _keep(self) -> None:
+        """Give the store, once, what was computed."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.insert(self.generation.cache)
 
     @property
     def text(self) -> str:
@@ -57,7 +71,8 @@ class Conversation:
     ``messages``: {"role", "content"}, the system's first if there is one; every question has an answer, empty where it
     was stopped before its first word. ``cache``: one row; what it holds never changes an answer, only its cost.
     ``checkpoints``: which states of windowed and recurrent layers it keeps to go back to, beside those at the ends of
-    messages. ``refused``: after ``load``, why the saved cache could not be used, else None.
+    messages. ``store``: where long texts are looked up and what was computed is kept. ``refused``: after ``load``, why
+    the saved cache could not be used, else None.
     Raises InputError where the model has no chat template.
     """
 
@@ -68,6 +83,7 @@ class Conversation:
         sampling: Sampling = GREEDY,
         max_tokens: int = 1024,
         checkpoints: CheckpointPolicy = CHECKPOINTS,
+        store: PromptStore | None = None,
     ):
         if model.tokenizer is None or model.tokenizer.chat_template is None:
             raise InputError(
@@ -76,6 +92,7 @@ class Conversation:
             )
         self.model, self.sampling, self.max_tokens = model, sampling, max_tokens
         self.messages: list[Message] = []
+        self.store = store
         self.cache = model.new_cache(checkpoints=checkpoints)
         self.refused: str | None = None
         self._again = 0
@@ -131,7 +148,7 @@ class Conversation:
         saved.write(Path(directory), content, self.cache)
 
     @classmethod
-    def load(cls, directory: str | Path, model: Model) -> Conversation:
+    def load(cls, directory: str | Path, model: Model, store: PromptStore | None = None) -> Conversation:
         """A saved conversation. A cache that does not fit ``model`` is left aside, ``refused`` says why, and the first
         turn feeds the messages anew. Raises LoadError where the messages cannot be read."""
         content = saved.read(Path(directory))
@@ -140,7 +157,7 @@ class Conversation:
             sampling, max_tokens = Sampling(**content["sampling"]), int(content["max_tokens"])
         except (KeyError, TypeError, ValueError, InputError) as error:
             raise LoadError(f"{directory} holds no conversation as exactkv saves it: {error!r}") from error
-        made = cls(model, None, sampling, max_tokens)
+        made = cls(model, None, sampling, max_tokens, store=store)
         made.messages = messages
         cache, made.refused = saved.read_cache(Path(directory), content, model)
         if cache is not None:
@@ -157,13 +174,24 @@ class Conversation:
 
     def _answer(self, messages: list[Message], again: int) -> Reply:
         tokens = self._rendered(messages, True)
+        self._look_up(tokens)
         sampling = replace(self.sampling, seed=(self.sampling.seed + again) % (1 << 63))
         generation = stream(
             self.model, tokens, self.max_tokens, sampling, cache=self.cache, checkpoints=self._ends(messages, tokens)
         )
         answer = {"role": "assistant", "content": ""}
         self.messages, self._again = [*messages, answer], again
-        return Reply(generation, answer)
+        return Reply(generation, answer, self.store)
+
+    def _look_up(self, tokens: Sequence[int]) -> None:
+        """Take the store's cache, where it saves more than copying it costs."""
+        if self.store is None:
+            return
+        stands = self.cache.standing(min(common_prefix(self.cache.tokens(0), tokens), len(tokens) - 1))[0]
+        if len(tokens) - stands > WORTH_A_LOOKUP:
+            found = self.store.lookup(self.model, tokens, checkpoints=self.cache.checkpoint_policy)
+            if found.cached > stands:
+                self.cache = found.cache
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], prompt: bool) -> list[int]:
         assert self.model.tokenizer is not None
