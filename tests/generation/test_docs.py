@@ -32,9 +32,10 @@ def test_the_table_has_every_setting_in_order() -> None:
 
 @needs_smollm2
 def test_what_it_shows_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    exec(compile(code.replace("max_tokens=40", "max_tokens=3"), "generation.md", "exec"), {})
-    assert "length None 3" in capsys.readouterr().out
+    for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(compile(code.replace("max_tokens=40", "max_tokens=3"), "generation.md", "exec"), {})
+    said = capsys.readouterr().out
+    assert "length None 3" in said and re.search(r"^1 length ", said, re.MULTILINE)
     commands = re.findall(r"^exactkv (generate .*)$", PAGE, re.MULTILINE)
     assert len(commands) == 3
     for command in commands:
