@@ -43,7 +43,7 @@ def forked_writer(directory: Path, first: int, limit: int | None = None) -> tupl
     return pid, reading
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
 def test_kills_lose_nothing_that_was_finished(tmp_path, kills):
     drawn, finished, model = random.Random(kills), [], MODELS["hybrid"]
     for kill in range(kills):

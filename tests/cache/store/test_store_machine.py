@@ -129,7 +129,7 @@ TestAnchors, TestRecurrent = machine("anchors", 14_000), machine("recurrent", 15
 TestHybrid, TestLatent = machine("hybrid", 40_000), machine("latent", 8_000)
 
 
-@pytest.mark.parametrize("operations", [100, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("operations", [100, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
 def test_random_operations_on_a_store_of_50_mb(operations, tmp_path):
     """Issue 5: no wrong hit, limit never passed. Each model has its texts; a wrong row would show in the logits."""
     drawn = random.Random(operations)
