@@ -4,6 +4,7 @@ from exactkv.generation.batch import Result, generate, generate_each
 from exactkv.generation.draft import Draft, ModelDraft, PromptLookup
 from exactkv.generation.engine import Engine
 from exactkv.generation.loop import Generation, Stats, stream
+from exactkv.generation.perplexity import Perplexity, perplexity
 from exactkv.generation.prompts import Prompt, end_token_ids, prompt_ids
 from exactkv.generation.request import Request, Update
 from exactkv.generation.sampling import GREEDY, Choice, History, Logprobs, Sampling, choose, choose_run
