@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from exactkv.cli.lines import BEGINNING, Id, read_result
 from exactkv.errors import InputError
@@ -30,7 +30,7 @@ class Results:
         self._regular = not standard and (self._created or path.is_file())
         mode = "ab" if self._created else "r+b" if self._regular else "wb"
         try:
-            self._file: BinaryIO = sys.stdout.buffer if standard else open(path, mode)
+            self._file = cast(BinaryIO, sys.stdout.buffer if standard else open(path, mode))  # noqa: SIM115
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}; give another --out") from None
         if self._regular:
