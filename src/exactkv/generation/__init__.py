@@ -14,5 +14,6 @@ from exactkv.generation.text import Piece, Text, make_text
 __all__ = [
     "GREEDY", "Choice", "Draft", "Ending", "Engine", "Generation", "History", "Logprobs", "ModelDraft",
     "Perplexity", "Piece", "Prompt", "PromptLookup", "Request", "Result", "Sampling", "Stats", "Stopping", "Text",
-    "Update", "choose", "choose_run", "end_token_ids", "generate", "generate_each", "make_text", "perplexity", "prompt_ids", "stream",
+    "Update", "choose", "choose_run", "end_token_ids", "generate", "generate_each", "make_text", "perplexity",
+    "prompt_ids", "stream",
 ]  # fmt: skip
