@@ -243,6 +243,8 @@ def stats_line(stats: Stats) -> str:
         *cached,
         f"generated {rate(stats.generated_tokens, stats.decode_rate)}",
     ]
+    if stats.drafted_tokens:
+        parts.append(f"{stats.accepted_tokens} of {stats.drafted_tokens} guesses came true")
     if stats.first_token_seconds is not None:
         parts.append(f"first token after {stats.first_token_seconds:.2f} s")
     return " · ".join([*parts, f"cache {human_bytes(stats.cache_bytes)}"])

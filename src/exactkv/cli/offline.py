@@ -15,7 +15,7 @@ from exactkv.cli.lines import Defaults, Id, error_line, id_of, parse, result_lin
 from exactkv.cli.options import load_draft
 from exactkv.cli.results import Results
 from exactkv.errors import InputError
-from exactkv.generation import GREEDY, Engine, Result, Sampling, generate_each
+from exactkv.generation import GREEDY, Engine, Result, Sampling, generate_each, make_text
 from exactkv.generation.draft import make_draft
 from exactkv.models.load import load
 
@@ -56,6 +56,7 @@ def run(job: Job) -> int:
             model = load(job.model if job.model is not None else default_model(), device=job.device, dtype=job.dtype)
             draft = load_draft(job.draft, job.device, job.dtype)
             make_draft(draft, model, GREEDY)  # what is wrong with the options is told before anything is done
+            make_text(model, [0], sampling=job.sampling, **job.defaults)
             Engine(model, job.max_rows, job.step_tokens, job.max_bytes, job.draft_tokens)
             has_template = model.tokenizer is not None and model.tokenizer.chat_template is not None
             if not has_template and (job.chat or job.system is not None):
