@@ -230,9 +230,11 @@ def test_could_not_run(model_dir: Path, base_dir: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_full_disk_is_a_message(model_dir: Path, tmp_path: Path) -> None:
-    result = run(model_dir, write(tmp_path / "in.jsonl", [{"prompt": "x"}]), "/dev/full")
-    assert result.exit_code == 2 and "exactkv: No space left on device" in result.stderr
+def test_a_full_disk_is_a_message(model_dir: Path, tmp_path: Path, start: Start) -> None:
+    file = write(tmp_path / "in.jsonl", [{"prompt": "x"}])
+    process = start("generate", str(model_dir), "--file", str(file), "--out", "/dev/full", "--max-tokens", "2")
+    assert process.communicate(timeout=60) == ("", "exactkv: No space left on device\n")
+    assert process.returncode == 2
 
 
 def test_two_at_once_are_refused(model_dir: Path, tmp_path: Path) -> None:
