@@ -226,3 +226,11 @@ def test_prompts_are_taken_only_when_there_is_room() -> None:
     next(results)
     assert len(taken) <= 4
     assert len(list(results)) == 49
+
+
+def test_a_text_that_begins_and_ends_in_one_step_is_one_result() -> None:
+    """Its first token comes with its prompt, its last in the same step, while others go on."""
+    model = MODELS["full"]
+    prompts = [{"prompt": [5, 6], "max_tokens": n, "stop_token_ids": ()} for n in (2, 9, 1, 2, 3)]
+    found = list(generate_each(model, prompts, max_rows=2))
+    assert sorted((r.index, len(r.tokens)) for r in found) == [(0, 2), (1, 9), (2, 1), (3, 2), (4, 3)]

@@ -94,9 +94,9 @@ def generate_each(
                 yield Result(place, "", (), None, None, (), None, refused)
                 continue
             places[request.number] = place
-        for update in engine.step():
-            if update.request.finished:
-                yield _result(places.pop(update.request.number), update.request)
+        for request in dict.fromkeys(update.request for update in engine.step()):  # a step may tell of one twice
+            if request.finished:
+                yield _result(places.pop(request.number), request)
 
 
 def _result(index: int, request: Request) -> Result:
