@@ -210,6 +210,12 @@ def test_results_in_order_of_prompts_and_each_as_it_ends() -> None:
     with pytest.raises(InputError, match="prompt 1"):
         generate(model, [[1], []])
     assert generate(model, []) == []
+    both = generate(model, [[1], {"prompt": [2], "max_tokens": 1}], max_tokens=3, stop_token_ids=())
+    assert [len(c.tokens) for c in both] == [3, 1] and both[0].usage.prompt_tokens == 1  # type: ignore[union-attr]
+    with pytest.raises(InputError, match=r"prompt 0: max_tokens is 0"):
+        generate(model, [[1]], max_tokens=0)
+    with pytest.raises(InputError, match=r"prompt 0: a prompt has max_token; expected prompt, max_tokens"):
+        generate(model, [[1]], max_token=3)
     with pytest.raises(InputError, match="draft"):
         generate(model, [[1]], draft=PromptLookup())  # type: ignore[arg-type]
 

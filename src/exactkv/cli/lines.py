@@ -15,7 +15,7 @@ from exactkv.errors import InputError
 from exactkv.generation import Sampling
 
 if TYPE_CHECKING:
-    from exactkv.generation import Result
+    from exactkv.generation import Completion
     from exactkv.models.model import Model
 
 Id = str | int
@@ -96,16 +96,16 @@ class Defaults:
         return prompt
 
 
-def result_line(identity: Id, model: Model, result: Result) -> bytes:
+def result_line(identity: Id, model: Model, result: Completion) -> bytes:
     """The line of a result that came to its end."""
-    assert result.stats is not None
+    assert result.usage is not None
     content: dict[str, Any] = {
         "id": identity,
         "text": result.text,
         "finish_reason": result.finish_reason,
         "matched": result.matched,
         "tokens": list(result.tokens),
-        "usage": usage(result.stats, len(result.tokens)),
+        "usage": usage(result.usage, len(result.tokens)),
     }
     if result.logprobs:
         content["logprobs"] = told_logprobs(model, result.logprobs)

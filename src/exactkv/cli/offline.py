@@ -15,7 +15,7 @@ from exactkv.cli.lines import Defaults, Id, error_line, id_of, parse, result_lin
 from exactkv.cli.options import load_draft
 from exactkv.cli.results import Results
 from exactkv.errors import InputError
-from exactkv.generation import GREEDY, Engine, Result, Sampling, generate_each, make_text
+from exactkv.generation import GREEDY, Completion, Engine, Sampling, generate_each, make_text
 from exactkv.generation.draft import make_draft
 from exactkv.models.load import load
 
@@ -120,7 +120,7 @@ class Work:
             place += 1
             yield request
 
-    def take(self, result: Result) -> None:
+    def take(self, result: Completion) -> None:
         """Write what came of a request."""
         identity, number = self._under_way.pop(result.index)
         if result.error is not None:
