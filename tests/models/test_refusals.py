@@ -107,6 +107,32 @@ def test_gemma_4s_last_layer_is_full_whatever_the_config_says() -> None:
     assert [layer.attention.head_dim for layer in spec.layers] == [256] * 34 + [512]
 
 
+@pytest.mark.parametrize("per_layer", [{}, None])
+def test_gemma_4s_full_heads_are_local_ones_where_newer_files_say_nothing(per_layer: Any) -> None:
+    """transformers 5.17 writes an empty per_layer_config, and no global_head_dim, where all heads are alike."""
+    spec = meaning("gemma-4-e2b", per_layer_config=per_layer, global_head_dim=None)
+    full = 512 if per_layer is None else 256
+    assert {layer.attention.head_dim for layer in spec.layers} == {256, full}
+
+
+@pytest.mark.parametrize("kind", ["glm4_moe", "deepseek_v3"])
+def test_more_experts_than_the_best_groups_hold_are_refused(kind: str) -> None:
+    config = transformers.AutoConfig.for_model(kind).to_dict()
+    fields = {**config, "n_routed_experts": 16, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 8}
+    read_spec(*text_config(fields))
+    with pytest.raises(LoadError, match=r"num_experts_per_tok = 9, but topk_group = 2 of n_group = 4 .* at most 8"):
+        read_spec(*text_config({**fields, "num_experts_per_tok": 9}))
+
+
+def test_falcon_h1s_biases_are_for_multipliers_of_1() -> None:
+    ones = {"attention_in_multiplier": 1.0, "key_multiplier": 1.0, "ssm_in_multiplier": 1.0}
+    meaning("falcon-h1-0.5b", **ones, attention_bias=True, mamba_proj_bias=True)
+    message = refused("falcon-h1-0.5b", attention_bias=True)
+    assert "key_multiplier = 0.390625 is not supported; expected multipliers of 1" in message
+    message = refused("falcon-h1-0.5b", mamba_proj_bias=True)
+    assert "mamba_proj_bias = True with ssm_in_multiplier = 1.25 is not supported" in message
+
+
 # the files
 
 

@@ -79,18 +79,27 @@ def mixture(config: Config) -> MoeSpec:
         raise LoadError("config of a deepseek model: norm_topk_prob = True is not supported in V2")
     config.ignore("num_nextn_predict_layers", "num_mtp_layers")
     groups, best = config.take("n_group", 1), config.take("topk_group", 1)
-    size = config.take("moe_intermediate_size")
+    if method == "greedy":
+        groups = best = 1
+    size, top_k = config.take("moe_intermediate_size"), config.take("num_experts_per_tok")
+    count = config.take("n_routed_experts", config.take("num_local_experts", 0))
+    if top_k * groups > best * count:
+        raise LoadError(
+            f"config of a {config.family} model: num_experts_per_tok = {top_k}, but topk_group = {best} of n_group = "
+            f"{groups} groups of the {count} experts hold fewer; expected at most {best * count // groups}. Compare "
+            "config.json with the original."
+        )
     return MoeSpec(
-        num_experts=config.take("n_routed_experts", config.take("num_local_experts", 0)),
-        top_k=config.take("num_experts_per_tok"),
+        num_experts=count,
+        top_k=top_k,
         intermediate_size=size,
         activation=activation(config),
         shared_intermediate_size=size * config.take("n_shared_experts", 0),
         scores="softmax" if is_v2 else "sigmoid",
         normalized=normalized,
         score_scale=float(config.take("routed_scaling_factor", 1.0)),
-        groups=1 if method == "greedy" else groups,
-        top_groups=1 if method == "greedy" else best,
+        groups=groups,
+        top_groups=best,
         group_best=1 if is_v2 else 2,
         score_bias=not is_v2,
     )

@@ -62,7 +62,14 @@ class QuantizedSource(DirectorySource):
         self._check_scales()
 
     def _check_scales(self) -> None:
-        """Raise LoadError where weights are quantized and nothing says by which scale."""
+        """Raise LoadError where weights are quantized and nothing says by which scale, or a part of them is not
+        there."""
+        stored = super().shapes()
+        if absent := sorted({p for recipe in self.recipes.values() for p in recipe.parts if p not in stored}):
+            raise LoadError(
+                f"{self.path}: {len(absent)} tensors that the quantized weights need are missing: {shown(absent)}. "
+                "Download the files again, or take the model in bfloat16 or float16."
+            )
         lacking = [
             f"{name} ({dtype}; expected {name.removesuffix('_packed')}_scale beside it)"
             for name, dtype in self.dtypes().items()
