@@ -3,6 +3,7 @@ is read."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from exactkv.models.load import read_spec, text_config
 from exactkv.models.shapes import shape_config
 from exactkv.models.spec import DecoderSpec
 from tests.models.cases_dense import DENSE
-from tests.models.oracle import BOUND, build, difference, oracle_logits, tokens, transformers
+from tests.models.cases_mixtures import MIXTURES
+from tests.models.oracle import BOUND, Case, build, difference, oracle_logits, tokens, transformers
 from tests.models.saved import change_config, change_tensors, refusal
+from tests.models.test_recurrent_oracle import CASES as RECURRENT
+from tests.models.test_recurrent_oracle import built
 
 
 def meaning(name: str, **fields: Any) -> DecoderSpec:
@@ -46,7 +50,25 @@ def test_a_base_model_or_none_is_read_where_the_head_is_there(model_dir: Path) -
     for architectures in (None, [], ["LlamaModel"]):
         exactkv.load(change_config(model_dir, architectures=architectures), device="cpu")
     change_tensors(model_dir, lambda tensors: tensors.pop("lm_head.weight"))
-    assert "1 missing: lm_head.weight" in refusal(model_dir)
+    message = refusal(model_dir)
+    assert "1 missing: lm_head.weight" in message and "This is a base model without a head" in message
+
+
+SAVED_WITHOUT_A_HEAD = [
+    replace(case, fields={**case.fields, "tie_word_embeddings": True})
+    for case in (*DENSE, *MIXTURES, *RECURRENT)
+    if case.name in ("qwen3", "gpt-neox", "gpt2", "gpt-oss", "deepseek-v3", "mamba", "jamba")
+]
+
+
+@pytest.mark.parametrize("case", SAVED_WITHOUT_A_HEAD, ids=lambda case: case.name)
+def test_what_is_saved_as_a_base_model_is_read_where_its_head_is_the_embedding(tmp_path: Path, case: Case) -> None:
+    """transformers' AutoModel leaves the first part of all names out."""
+    oracle, ids = built(case), tokens(2, 9)
+    oracle.base_model.save_pretrained(tmp_path)
+    assert difference(exactkv.load(tmp_path, dtype="float32", device="cpu")(ids), oracle_logits(oracle, ids)) <= BOUND
+    message = refusal(change_config(tmp_path, tie_word_embeddings=False))
+    assert "This is a base model without a head; expected a model for text" in message
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "bert", "roberta", "modernbert", "vit"])

@@ -65,7 +65,7 @@ def mxfp4(fields: Mapping[str, Any], shapes: Shapes) -> tuple[dict[str, Recipe],
                 f"{scale} has the shape {list(shapes[scale])}, expected {[experts, rows, groups]}, a number for each "
                 f"group of {name}; the files are damaged"
             )
-        recipes[stem] = Recipe((experts, groups * 32, rows), (name, scale), _mxfp4)
+        recipes[stem] = Recipe((experts, groups * 32, rows), (name, scale), _mxfp4, stacked=True)
     return recipes, set()
 
 
@@ -74,8 +74,6 @@ def _mxfp4(out: Tensor, blocks: Tensor, scales: Tensor) -> None:
         raise LoadError(f"blocks are {blocks.dtype} and scales {scales.dtype}, expected torch.uint8 for both")
     if bool((scales == 255).any()):
         raise LoadError("a scale is 255, which means 'not a number'; the files are damaged, download them again")
-    table = torch.tensor(E2M1)
-    for o, b, s in zip(out, blocks, scales, strict=True):  # one expert at a time
-        numbers = table[torch.stack((b & 15, b >> 4), dim=-1).flatten(-2).long()]  # [rows, groups, 32]
-        numbers = torch.ldexp(numbers, s.to(torch.int32).sub(127).unsqueeze(-1))
-        o.copy_(numbers.flatten(1).t())
+    numbers = torch.tensor(E2M1)[torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2).long()]
+    numbers = torch.ldexp(numbers, scales.to(torch.int32).sub(127).unsqueeze(-1))  # [rows, groups, 32]
+    out.copy_(numbers.flatten(1).t())

@@ -11,7 +11,7 @@ from torch import Tensor
 from exactkv.errors import LoadError
 from exactkv.models.formats import floats, integers
 from exactkv.models.formats.recipe import Recipe, Shapes
-from exactkv.models.source import FLOATS, DirectorySource, shown
+from exactkv.models.source import FLOATS, DirectorySource, is_split, shown
 
 Reader = Callable[[Mapping[str, Any], Shapes], tuple[dict[str, Recipe], set[str]]]
 READERS: dict[str, Reader] = {
@@ -92,13 +92,13 @@ class QuantizedSource(DirectorySource):
         if recipe is None:
             super().read(name, out)
             return
-        if tuple(out.shape) != recipe.shape:
+        if not is_split(recipe.shape, out.shape):
             raise LoadError(
                 f"{self.path}: tensor {name!r} has the shape {list(recipe.shape)}; "
                 f"it was to be written into {list(out.shape)}."
             )
         try:
-            recipe.compute(out, *(self.stored(part) for part in recipe.parts))
+            recipe.fill(out, *(self.stored(part) for part in recipe.parts))
         except LoadError as error:
             raise LoadError(f"{self.path}: {name!r} cannot be computed: {error}") from None
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
