@@ -84,12 +84,20 @@ def test_what_is_no_decoder_is_called_so(kind: str) -> None:
         ("falcon", "gpt_neox"), ("phi", "gpt_neox"), ("opt", "gpt2"), ("gptj", "gpt2"), ("deepseek_v32", "deepseek"),
         ("cohere", "cohere2"), ("qwen3_5_text", "qwen3_next"), ("bamba", "granite_hybrid"), ("diffllama", "llama"),
         ("exaone_moe", "exaone4"), ("kimi_k25", "deepseek"),
+        ("lfm2_moe", "lfm2"), ("flex_olmo", "olmo"), ("dots1", "glm"), ("ernie4_5_moe", "qwen"), ("doge", "olmo"),
+        ("deepseek_v4", "deepseek"), ("nemotron_h", "granite_hybrid"), ("falcon_mamba", "mamba"),
     ],
 )  # fmt: skip
 def test_the_nearest_family_is_one_of_the_name_and_the_parts(kind: str, nearest: str) -> None:
     config = transformers.AutoConfig.for_model(kind).to_dict()
     with pytest.raises(LoadError, match=rf"fields is {nearest}\b"):
         find_family(config)
+
+
+def test_where_a_family_knows_every_field_the_arithmetic_is_what_may_differ() -> None:
+    expected = "knows every field, but the arithmetic may differ: compare .*_flex_olmo.py with modeling_olmoe.py"
+    with pytest.raises(LoadError, match=expected):
+        find_family(transformers.AutoConfig.for_model("flex_olmo").to_dict())
 
 
 # sizes
@@ -142,8 +150,12 @@ def test_more_experts_than_the_best_groups_hold_are_refused(kind: str) -> None:
     config = transformers.AutoConfig.for_model(kind).to_dict()
     fields = {**config, "n_routed_experts": 16, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 8}
     read_spec(*text_config(fields))
-    with pytest.raises(LoadError, match=r"num_experts_per_tok = 9, but topk_group = 2 of n_group = 4 .* at most 8"):
+    with pytest.raises(LoadError, match=r"num_experts_per_tok would be 9, more than the 2 best of 4 groups of 16 "):
         read_spec(*text_config({**fields, "num_experts_per_tok": 9}))
+
+
+def test_more_experts_a_token_than_there_are_are_refused() -> None:
+    assert "num_experts_per_tok would be 9, more than 8 experts hold" in refused("mixtral-8x7b", num_experts_per_tok=9)
 
 
 def test_falcon_h1s_biases_are_for_multipliers_of_1() -> None:

@@ -81,17 +81,10 @@ def mixture(config: Config) -> MoeSpec:
     groups, best = config.take("n_group", 1), config.take("topk_group", 1)
     if method == "greedy":
         groups = best = 1
-    size, top_k = config.take("moe_intermediate_size"), config.take("num_experts_per_tok")
-    count = config.take("n_routed_experts", config.take("num_local_experts", 0))
-    if top_k * groups > best * count:
-        raise LoadError(
-            f"config of a {config.family} model: num_experts_per_tok = {top_k}, but topk_group = {best} of n_group = "
-            f"{groups} groups of the {count} experts hold fewer; expected at most {best * count // groups}. Compare "
-            "config.json with the original."
-        )
+    size = config.take("moe_intermediate_size")
     return MoeSpec(
-        num_experts=count,
-        top_k=top_k,
+        num_experts=config.take("n_routed_experts", config.take("num_local_experts", 0)),
+        top_k=config.take("num_experts_per_tok"),
         intermediate_size=size,
         activation=activation(config),
         shared_intermediate_size=size * config.take("n_shared_experts", 0),
