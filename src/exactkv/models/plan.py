@@ -39,6 +39,7 @@ def as_saved(family: Family, shapes: Shapes) -> Family:
         family,
         names=shortened(family.names),
         instead=tuple(map(shortened, family.instead)),
+        prefixes=tuple(prefix.removeprefix(first) for prefix in family.prefixes),
         left_aside=(*family.left_aside, *patterns),
     )
 
