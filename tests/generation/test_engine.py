@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exactkv.cache.store import PromptStore
 from exactkv.errors import InputError
 from exactkv.generation import Engine, Sampling, generate, generate_each, make_text, stream
 from exactkv.generation.draft import PromptLookup
@@ -240,3 +241,25 @@ def test_a_text_that_begins_and_ends_in_one_step_is_one_result() -> None:
     prompts = [{"prompt": [5, 6], "max_tokens": n, "stop_token_ids": ()} for n in (2, 9, 1, 2, 3)]
     found = list(generate_each(model, prompts, max_rows=2))
     assert sorted((r.index, len(r.tokens)) for r in found) == [(0, 2), (1, 9), (2, 1), (3, 2), (4, 3)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_a_store_prompts_are_fed_once_and_bytes_hold(kind: str) -> None:
+    model = MODELS[kind]
+    common = [(3 * i + 1) % VOCAB for i in range(60)]
+    prompts = [[*common, i, i + 1] for i in range(4)] * 2
+    expected = [alone(model, p, max_tokens=30, stop_token_ids=()) for p in prompts]
+    with PromptStore() as store:
+        probe = Engine(model, store=store)
+        probe.add(make_text(model, [1], max_tokens=2), PromptLookup())
+        engine = Engine(model, max_rows=3, store=store, max_bytes=2 * probe._most(130))
+        made = [engine.add(make_text(model, p, max_tokens=30, stop_token_ids=()), PromptLookup()) for p in prompts]
+        while engine.busy:
+            engine.step()
+            assert engine.nbytes <= (engine.max_bytes or 0)
+        assert [r.text.generated for r in made] == expected
+        again = engine.add(make_text(model, prompts[0], max_tokens=30, stop_token_ids=()))
+        other = engine.add(make_text(model, prompts[0], max_tokens=30, stop_token_ids=()), salt="another")
+        list(engine.run())
+        assert again.text.generated == other.text.generated == expected[0]
+        assert again.fed_tokens == 1 and other.cached_tokens == 0

@@ -40,7 +40,7 @@ from exactkv.cli.options import (
     size_of,
 )
 from exactkv.cli.output import print_json, told_logprobs, usage
-from exactkv.errors import InputError
+from exactkv.errors import InputError, LoadError
 
 if TYPE_CHECKING:
     from exactkv.cache import Cache
@@ -183,6 +183,7 @@ def generate(
     from exactkv.models.load import load
 
     chosen = sampling_from(settings, sampling)
+    _check_place(prompt_cache)
     started = time.perf_counter()
     loaded = load(name if name is not None else default_model(), device=device, dtype=dtype)
     load_seconds = time.perf_counter() - started
@@ -195,14 +196,14 @@ def generate(
         )
     )  # fmt: skip
     result.run(None if as_json else sys.stdout.write)
-    if prompt_cache is not None:
-        result.generation.cache.save(prompt_cache)
     stats = result.generation.stats
     if as_json:
         print_json(_as_json(loaded, result, stats, load_seconds))
     else:
         print(flush=True)
         print(stats_line(stats) + (" (interrupted)" if result.interrupted else ""), file=sys.stderr)
+    if prompt_cache is not None:
+        _save(result.generation.cache, prompt_cache)
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -297,12 +298,42 @@ def default_model() -> Path:
 
 
 def _saved_cache(file: Path | None, model: Model) -> Cache | None:
-    """The cache in ``file``, None where there is no such file. Raises LoadError where it is another model's."""
-    if file is None or not file.exists():
+    """The cache in ``file``, an empty one where there is no such file. Raises LoadError where it does not fit."""
+    if file is None:
         return None
     from exactkv.cache import load_cache
+    from exactkv.generation.reuse import CHECKPOINTS
 
-    return load_cache(file, model)
+    if not file.exists():
+        return model.new_cache(checkpoints=CHECKPOINTS)
+    advice = f"delete {file}, or name another file with --prompt-cache"
+    try:
+        cache = load_cache(file, model)
+    except LoadError as error:
+        raise LoadError(f"{error}. Or {advice}") from None
+    if cache.batch_size != 1 or cache.max_length != model.spec.max_length:
+        what = f"{cache.batch_size} rows of at most {cache.max_length} tokens"
+        raise LoadError(f"{file} holds {what}; expected one row of at most {model.spec.max_length}: {advice}")
+    return cache
+
+
+def _check_place(file: Path | None) -> None:
+    """Before anything is computed: whether a cache can be saved there."""
+    if file is None:
+        return
+    if file.is_dir():
+        raise InputError(f"--prompt-cache is {file}, a directory; give a file's name")
+    if not file.parent.is_dir():
+        raise InputError(f"--prompt-cache is {file}, and there is no directory {file.parent}; make it first")
+    if not os.access(file.parent, os.W_OK):
+        raise InputError(f"--prompt-cache is {file}, and nothing can be written in {file.parent}")
+
+
+def _save(cache: Cache, file: Path) -> None:
+    try:
+        cache.save(file)
+    except OSError as error:
+        raise InputError(f"the prompt cache could not be saved to {file}: {error.strerror or error}") from None
 
 
 def as_prompt(model: Model, prompt: str, chat: bool | None, system: str | None) -> Prompt:

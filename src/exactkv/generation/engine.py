@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from exactkv.cache import Cache, join
+from exactkv.cache import Cache, CheckpointPolicy, join
 from exactkv.cache.checks import is_int, require
-from exactkv.cache.row import most_nbytes
+from exactkv.cache.row import most_checkpoint_nbytes, most_nbytes
 from exactkv.errors import InputError
 from exactkv.generation.draft import Draft, DraftLength
 from exactkv.generation.loop import PREFILL_WIDTH
@@ -26,6 +26,9 @@ from exactkv.models.model import Model
 
 if TYPE_CHECKING:
     from exactkv.cache.store import PromptStore
+
+STORED_PIECE = 512
+"""Tokens of a store's piece, all of which a row holds that refers to some of it."""
 
 
 class Engine:
@@ -138,7 +141,16 @@ class Engine:
             )
 
     def _most(self, length: int) -> int:
-        return most_nbytes(self._cache.spec, self._cache._policy, length)
+        """The most bytes of a row of that length, its checkpoint included, and what it refers to of the store's."""
+        spec, policy = self._cache.spec, self._cache._policy
+        most = most_nbytes(spec, policy, length + (STORED_PIECE if self.store is not None else 0))
+        return most + self._checkpoint_bytes
+
+    @property
+    def _checkpoint_bytes(self) -> int:
+        """What the checkpoints of one row may hold: for a store, one before its prompt's last token."""
+        wanted = self.store is not None and self._cache.spec.forgets
+        return most_checkpoint_nbytes(self._cache.spec, self._cache.storage) if wanted else 0
 
     def _next_most(self, request: Request) -> int:
         """The most that its row holds after the next step."""
@@ -184,6 +196,7 @@ class Engine:
         if self.store is not None:
             found = self.store.lookup(self.model, list(request.text.ids), salt=request.salt, slack=slack)
             cache = found.cache
+            cache.checkpoint_policy = CheckpointPolicy(max_bytes=self._checkpoint_bytes)
         request.cache = cache if cache is not None else self.model.new_cache(slack=slack)
         stands = request.cache.lengths[0]
         if request.began is None:
