@@ -158,6 +158,10 @@ class Session:
                 asked_to_leave = True
                 tell("\nCtrl-C again or Ctrl-D leaves")
                 continue
+            except InputError as error:  # a line that is no text
+                self.failed = True
+                tell(f"exactkv: {error}")
+                continue
             if text is None:
                 return
             asked_to_leave = False
