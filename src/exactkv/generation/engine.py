@@ -317,7 +317,9 @@ class Engine:
         most = max(0, self.step_tokens // len(rows) - 1)
         for request in rows:
             size = 0 if request.draft is None else min(most, request.length.next(), request.text.room - 1)
-            guess = request.draft.propose(request.text.ids, size) if request.draft is not None and size > 0 else []
+            guess = []
+            if request.draft is not None and size > 0:
+                guess = list(request.draft.propose(tuple(request.text.ids), size))[:size]
             request.drafted_tokens += len(guess)
             guesses.append(guess)
         return guesses

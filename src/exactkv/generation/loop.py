@@ -15,6 +15,7 @@ from exactkv.generation.draft import Draft, DraftLength, make_draft
 from exactkv.generation.prompts import Prompt
 from exactkv.generation.reuse import next_stop, reuse
 from exactkv.generation.sampling import GREEDY, Logprobs, Sampling
+from exactkv.generation.stopping import Stopping
 from exactkv.generation.text import Piece, Text, make_text
 from exactkv.models.model import Model
 
@@ -110,6 +111,16 @@ class Generation(Iterator[Piece]):
         return self._text.logprobs
 
     @property
+    def sampling(self) -> Sampling:
+        """How tokens are chosen, its texts resolved to token ids."""
+        return self._text.sampling
+
+    @property
+    def stopping(self) -> Stopping:
+        """What ends it."""
+        return self._text.stopping
+
+    @property
     def num_logprobs(self) -> int | None:
         """Of how many top tokens the log-probability is told; None: of none, nor of those chosen."""
         return self._text.num_logprobs
@@ -187,7 +198,7 @@ class Generation(Iterator[Piece]):
         if self._draft is None:
             return []
         most = min(self._length.next(), self._text.room - 1)
-        guess = self._draft.propose(self._text.ids, most) if most > 0 else []
+        guess = list(self._draft.propose(tuple(self._text.ids), most))[:most] if most > 0 else []
         self._drafted += len(guess)
         return guess
 
