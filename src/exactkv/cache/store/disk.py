@@ -227,9 +227,17 @@ class DiskTier:
             return count, freed
         for name in names:
             files.remove(self.directory, name)
-        self.index.close()
-        self.index.open()
-        return self._pruned(self.index, max_bytes, before)
+        for alone in (False, True):
+            self.index.close()
+            self.index.open(alone)
+            if not self.index.read_only:
+                break
+        try:
+            return self._pruned(self.index, max_bytes, before)
+        finally:
+            if alone:
+                self.index.close()
+                self.index.open()
 
     def _pruned(self, index: Index, max_bytes: int | None, before: float | None) -> tuple[int, int]:
         count, freed = _chosen(index, max_bytes, before)

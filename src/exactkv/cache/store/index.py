@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exactkv.cache.store.rows import alive, check_name, reading, unpacked
+from exactkv.cache.store.rows import alive, check_name, check_plain, reading, unpacked
 from exactkv.cache.store.tree import Namespace, common
 from exactkv.cache.store.trouble import Damaged, ReadOnly, in_words
 from exactkv.errors import LoadError
@@ -72,15 +72,17 @@ class Index:
         self.owner, self.path, self.read_only = f"{platform.node()}:{os.getpid()}", path, ""
         self.open()
 
-    def open(self) -> None:
-        """For writing, or else for reading. Raises LoadError where neither can be."""
+    def open(self, alone: bool = False) -> None:
+        """For writing, or else for reading. Raises LoadError where neither can be. ``alone``: no other process has it
+        open; then less room is needed on the disk."""
         path, self.read_only = self.path, ""
         try:
             if path.exists() and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
                 raise ReadOnly("no permission to write there")
             try:
-                self._open(path)
+                self._open(path, alone)
             except sqlite3.OperationalError as error:
+                self._db.close()
                 if not path.exists() or not path.stat().st_size or "locked" in str(error):
                     raise
                 raise ReadOnly(in_words(error)) from error
@@ -89,8 +91,10 @@ class Index:
         except (sqlite3.Error, OSError) as error:
             raise LoadError(f"{path} cannot be used as an index: {in_words(error)}") from error
 
-    def _open(self, path: Path) -> None:
+    def _open(self, path: Path, alone: bool) -> None:
         self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        if alone:
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._patiently("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the newest entries, no more
         self._db.execute("PRAGMA journal_size_limit = 1000000")
@@ -111,6 +115,7 @@ class Index:
                 return
             except sqlite3.Error as error:
                 failed = error
+                self._db.close()
         raise LoadError(f"{path} cannot be read: {reason}; {in_words(failed)}") from failed
 
     def copy(self) -> Index:
@@ -224,7 +229,11 @@ class Index:
     def namespaces(self) -> list[tuple[int, Namespace, dict[str, Any]]]:
         """Number, namespace (its device left open) and model of each."""
         rows = self._db.execute("SELECT id, identity, storage, dtype, salt, model FROM spaces ORDER BY id").fetchall()
-        return [(r[0], Namespace(r[1], r[2], r[3], "", r[4]), json.loads(r[5])) for r in rows]
+        made = [(r[0], Namespace(r[1], r[2], r[3], "", r[4]), json.loads(r[5])) for r in rows]
+        for _, namespace, model in made:
+            if not all(isinstance(text, str) for text in (*namespace, *model.keys(), *model.values())):
+                raise ValueError(f"{namespace} of {model} is no namespace")
+        return made
 
     @reading
     def pieces(self) -> list[dict[str, Any]]:
@@ -247,8 +256,8 @@ class Index:
                 raise ValueError(f"the piece {piece['id']} hangs from none, or is no one's")
             if len(unpacked(piece["tokens"])) != piece["stop"] - piece["start"]:
                 raise ValueError(f"the piece {piece['id']} has other tokens than its length says")
-            for used in (piece["used"], *(mark["used"] for mark in piece["marks"])):
-                float(used)
+            for entry in (piece, *piece["marks"]):
+                check_plain(entry)
             earlier.add(piece["id"])
         return found
 

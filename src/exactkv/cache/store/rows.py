@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from exactkv.cache.store.files import is_named_as_ours
 from exactkv.cache.store.trouble import Damaged
@@ -31,6 +31,15 @@ def reading(method: Callable[P, T]) -> Callable[P, T]:
 def check_name(file: str) -> None:
     if file and not is_named_as_ours(file):
         raise ValueError(f"{file!r} is no name of a store's file")
+
+
+def check_plain(entry: Mapping[str, Any]) -> None:
+    """The columns of a piece or a checkpoint are of their kinds."""
+    for name, value in entry.items():
+        kind = {"file": str, "tokens": bytes, "marks": list, "used": float}.get(name, int)
+        if not isinstance(value, kind) or value != value:
+            raise ValueError(f"{name} is {value!r}")
+    check_name(entry["file"])
 
 
 def unpacked(blob: bytes) -> array[int]:

@@ -32,6 +32,8 @@ def in_words(error: BaseException | None) -> str:
     """What happened, and what can be done about it."""
     if is_damage(error):
         return f"{error}; the index is damaged: delete the store's index and its files to begin anew"
+    if isinstance(error, ReadOnly):
+        return str(error)
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if "locked" in str(error):
