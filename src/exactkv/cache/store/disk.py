@@ -227,17 +227,9 @@ class DiskTier:
             return count, freed
         for name in names:
             files.remove(self.directory, name)
-        for alone in (False, True):
-            self.index.close()
-            self.index.open(alone)
-            if not self.index.read_only:
-                break
-        try:
-            return self._pruned(self.index, max_bytes, before)
-        finally:
-            if alone:
-                self.index.close()
-                self.index.open()
+        self.index.close()
+        self.index.open()
+        return self._pruned(self.index, max_bytes, before)
 
     def _pruned(self, index: Index, max_bytes: int | None, before: float | None) -> tuple[int, int]:
         count, freed = _chosen(index, max_bytes, before)

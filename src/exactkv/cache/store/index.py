@@ -72,15 +72,14 @@ class Index:
         self.owner, self.path, self.read_only = f"{platform.node()}:{os.getpid()}", path, ""
         self.open()
 
-    def open(self, alone: bool = False) -> None:
-        """For writing, or else for reading. Raises LoadError where neither can be. ``alone``: no other process has it
-        open; then less room is needed on the disk."""
+    def open(self) -> None:
+        """For writing, or else for reading. Raises LoadError where neither can be."""
         path, self.read_only = self.path, ""
         try:
             if path.exists() and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
                 raise ReadOnly("no permission to write there")
             try:
-                self._open(path, alone)
+                self._open(path)
             except sqlite3.OperationalError as error:
                 self._db.close()
                 if not path.exists() or not path.stat().st_size or "locked" in str(error):
@@ -91,10 +90,8 @@ class Index:
         except (sqlite3.Error, OSError) as error:
             raise LoadError(f"{path} cannot be used as an index: {in_words(error)}") from error
 
-    def _open(self, path: Path, alone: bool) -> None:
+    def _open(self, path: Path) -> None:
         self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        if alone:
-            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._patiently("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the newest entries, no more
         self._db.execute("PRAGMA journal_size_limit = 1000000")
