@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,3 +61,11 @@ def listed(name: str, given: Any) -> list[Any]:
 def require(holds: bool, name: str, value: object, expected: str) -> None:
     if not holds:
         raise InputError(f"{name} is {value!r}; expected {expected}")
+
+
+def as_path(name: str, given: str | os.PathLike[str]) -> Path:
+    """A path that can be one. Raises InputError where it is none, is empty or has a null character."""
+    text = os.fspath(given) if isinstance(given, str | os.PathLike) else given
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InputError(f"{name} is {text!r}; expected a path: a text, not empty, without null characters")
+    return Path(text)
