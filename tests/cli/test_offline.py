@@ -123,7 +123,7 @@ WRONG = [
     ({"prompt": "x", "max_tokens": 1900}, "bytes of cache; max_bytes is 150,000"),
     ({"prompt": "x", "max_tokens": "6"}, "max_tokens is '6'; expected an integer >= 1"),
     ({"prompt": "x", "stop": [""]}, "expected texts that are not empty"),
-    ({"prompt": "x", "stop": None}, "stop is a NoneType; expected a list"),
+    ({"prompt": "x", "stop": 3}, "stop is a int; expected a list"),
     ({"prompt": "x", "temperature": -1}, "temperature is -1; expected a number >= 0"),
     ({"prompt": "x", "temperature": "hot"}, "temperature is 'hot'; expected a number >= 0"),
     ({"prompt": "x", "seed": 0.5}, "seed is 0.5; expected an integer"),

@@ -79,6 +79,16 @@ class Cache:
         states = sum(state.nbytes for state in records.state_tensors(self._rows))
         return states + sum(memory.nbytes for memory in records.memories(self._rows))
 
+    def most_nbytes(self, length: int, slack: int | None = None) -> int:
+        """The most bytes that a row of ``length`` tokens takes, checkpoints apart. ``slack``: default, the cache's."""
+        policy = self._policy if slack is None else replace(self._policy, slack=slack)
+        return records.most_nbytes(self.spec, policy, length)
+
+    @property
+    def most_checkpoint_nbytes(self) -> int:
+        """The most bytes that one checkpoint takes, wherever it is; 0 where no layer needs any."""
+        return records.most_checkpoint_nbytes(self.spec, self.storage)
+
     @property
     def checkpoint_nbytes(self) -> int:
         """Bytes that checkpoints refer to, what they share counted once; part of ``nbytes``."""

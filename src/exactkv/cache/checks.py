@@ -49,6 +49,17 @@ def is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def is_number(value: object) -> bool:
+    """Whether it is a number that a float can hold, such as 1, 0.5 or inf; nan is one too."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
+
+
 def listed(name: str, given: Any) -> list[Any]:
     """What was given as a list. Raises InputError where it is no plain series of values."""
     if isinstance(given, torch.Tensor):

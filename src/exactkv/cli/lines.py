@@ -62,10 +62,11 @@ class Defaults:
     def request(self, content: Mapping[str, Any], model: Model) -> dict[str, Any]:
         """What a line asks for, as `generate_each` takes it. Raises InputError where the line does not fit; the values
         of settings are checked by those who use them."""
+        content = {name: value for name, value in content.items() if value is not None}  # null: not said
         for name in content:
             if name not in KNOWN:
                 near = difflib.get_close_matches(name, KNOWN, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
+                hint = f"; did you mean {near[0]}?" if near else "."
                 raise InputError(f"{name!r} is no field of a line{hint} There are: {', '.join(KNOWN)}")
         own = {name: content[name] for name in SAMPLING_SETTINGS if name in content}
         sampling = self.sampling

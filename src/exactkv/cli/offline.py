@@ -57,7 +57,7 @@ def run(job: Job) -> int:
             draft = load_draft(job.draft, job.device, job.dtype)
             make_draft(draft, model, GREEDY)  # what is wrong with the options is told before anything is done
             make_text(model, [0], sampling=job.sampling, **job.defaults)
-            Engine(model, job.max_rows, job.step_tokens, job.max_bytes, job.draft_tokens)
+            Engine(model, job.max_rows, job.step_tokens, job.max_bytes)
             has_template = model.tokenizer is not None and model.tokenizer.chat_template is not None
             if not has_template and (job.chat or job.system is not None):
                 raise InputError("this model has no chat template; leave out --chat and --system")

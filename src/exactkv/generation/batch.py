@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+from exactkv.cache.checks import is_int, require
 from exactkv.errors import InputError
 from exactkv.generation.draft import Draft, make_draft
 from exactkv.generation.engine import Engine
 from exactkv.generation.loop import Stats
 from exactkv.generation.prompts import Prompt
 from exactkv.generation.request import Request
+from exactkv.generation.reuse import PREFILL_WIDTH
 from exactkv.generation.sampling import Logprobs
 from exactkv.generation.text import Text, make_text
 from exactkv.models.model import Model
@@ -46,18 +48,16 @@ class Completion:
 def generate(model: Model, prompts: Iterable[Prompt | Mapping[str, Any]], **options: Any) -> list[Completion]:
     """Texts for ``prompts``, in their order: what `stream` gives for each alone, many at once. Options: see
     `generate_each`. Raises InputError where a prompt or an option does not fit, before anything is generated."""
-    given = [prompts] if isinstance(prompts, str) else list(prompts)
+    given = list(_listed(prompts))
     settings = {name: value for name, value in options.items() if name not in ENGINE}
+    engine = _engine(model, **{name: value for name, value in options.items() if name in ENGINE})
     for index, prompt in enumerate(given):
         try:
-            _text(model, prompt, settings)
+            text = _text(model, prompt, settings)
+            engine.check_fits(text, make_draft(options.get("draft"), model, text.sampling))
         except InputError as error:
             raise InputError(f"prompt {index}: {error}") from None
-    found = sorted(generate_each(model, given, **options), key=lambda result: result.index)
-    for result in found:
-        if result.error is not None and result.usage is None:
-            raise result.error
-    return found
+    return sorted(generate_each(model, given, **options), key=lambda result: result.index)
 
 
 def generate_each(
@@ -65,7 +65,7 @@ def generate_each(
     prompts: Iterable[Prompt | Mapping[str, Any]],
     *,
     max_rows: int = 32,
-    step_tokens: int = 512,
+    step_tokens: int = PREFILL_WIDTH,
     max_bytes: int | None = None,
     draft: Draft | Model | str | None = None,
     draft_tokens: int = 12,
@@ -79,16 +79,14 @@ def generate_each(
     sampling, stop_token_ids, stop, include_stop, deadline, logprobs. ``draft``: "lookup" or a model. The others: see
     `Engine`. What is wrong with one prompt is in its result's ``error``, and the others go on.
     """
-    engine = Engine(model, max_rows, step_tokens, max_bytes, draft_tokens, store)
-    if draft is not None and not isinstance(draft, Model | str):
-        raise InputError(f"draft is {draft!r}; expected 'lookup' or a model: each text gets a draft of its own")
-    coming = enumerate(prompts)
+    engine = _engine(model, max_rows, step_tokens, max_bytes, draft, draft_tokens, store)
+    coming = enumerate(_listed(prompts))
     places: dict[int, int] = {}
     more = True
     while more or engine.busy:
         while more and engine.waiting + engine.rows < engine.max_rows:
-            place, prompt = next(coming, (-1, None))
-            if prompt is None:
+            place, prompt = next(coming, (-1, ""))
+            if place < 0:
                 more = False
                 break
             try:
@@ -98,9 +96,29 @@ def generate_each(
                 yield Completion(place, "", (), None, None, (), None, error)
                 continue
             places[request.number] = place
-        for request in dict.fromkeys(update.request for update in engine.step()):  # a step may tell of one twice
-            if request.finished:
-                yield _result(places.pop(request.number), request)
+        for update in engine.step():
+            if update.request.finished:
+                yield _result(places.pop(update.request.number), update.request)
+
+
+def _engine(
+    model: Model, max_rows: int = 32, step_tokens: int = PREFILL_WIDTH, max_bytes: int | None = None,
+    draft: Draft | Model | str | None = None, draft_tokens: int = 12, store: PromptStore | None = None,
+) -> Engine:  # fmt: skip
+    if draft is not None and not isinstance(draft, Model | str):
+        raise InputError(f"draft is {draft!r}; expected 'lookup' or a model: each text gets a draft of its own")
+    require(is_int(draft_tokens) and draft_tokens >= 1, "draft_tokens", draft_tokens, "an integer >= 1")
+    checked = 0 if draft in (None, "none") else draft_tokens
+    return Engine(model, max_rows, step_tokens, max_bytes, checked, store)
+
+
+def _listed(prompts: Any) -> Iterable[Any]:
+    """``prompts``; a single text or mapping is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise InputError(f"prompts are {prompts!r}; expected a list of texts, of lists of token ids, or of mappings")
+    return prompts
 
 
 def _text(model: Model, prompt: Prompt | Mapping[str, Any], settings: Mapping[str, Any]) -> Text:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from exactkv.cache.checks import is_int, require
 from exactkv.errors import InputError
-from exactkv.generation.loop import PREFILL_WIDTH
 from exactkv.generation.prompts import prompt_ids
+from exactkv.generation.reuse import PREFILL_WIDTH
 from exactkv.models.model import Model
 
 DEFAULT_WINDOW = 2048

@@ -99,9 +99,10 @@ class ExactKVTarget(Target):
         return _array(self.model([list(r) for r in rows]))
 
     def new_cache(self, kind: str | None = None, step: int | None = None, max_length: int | None = None) -> Cache:
-        if step is None:
-            return self.model.new_cache(max_length=max_length)
-        return self.model.new_cache(max_length=max_length, step=step)
+        made = self.model.new_cache(max_length=max_length, **({} if step is None else {"step": step}))
+        if made.spec.identity != self.model.new_cache(0).spec.identity:
+            raise NotSupported("a cache of another maximum: this model's rope follows it (dynamic NTK, long rope)")
+        return made
 
     def feed(self, cache: Cache, tokens: Tokens, positions: bool = False) -> Array:
         if positions:
