@@ -25,4 +25,3 @@ def uncached_step(spec: CacheSpec, storage: DenseStorage, width: int, lengths: S
     step = Step(starts, counts, width, placements, storage)
     step.before, step.stretches = (None,) * len(counts), recurrent.stretches((), counts, width)
     return step
-
