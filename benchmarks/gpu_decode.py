@@ -4,7 +4,7 @@
     python benchmarks/gpu_decode.py --kernels     where the time of a step goes, by kernel
     python benchmarks/gpu_decode.py --sweep       the product with one row, by tile, for each shape of the model
 
-Random weights, bfloat16, batch 1. "floor": the bytes a token must read, at the 4.11 TB/s that were measured for reading.
+Random weights, bfloat16, batch 1. "floor": the bytes a token must read, at 4.11 TB/s, measured for reading.
 Exit status: 0, or 2 without a CUDA device.
 """
 
@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -142,26 +143,23 @@ def sweep(model: Model) -> list[dict[str, Any]]:
             torch.ones(inputs, device="cuda") if normed else None,
             None if normed else torch.randn_like(out),
         )
-        for block_n in (1, 2, 4, 8, 16, 32):
-            for block_k in (256, 512, 1024, 2048):
-                for warps in (2, 4, 8):
+        for block_n in (2, 4, 8, 16):
+            for block_k in (512, 1024, 2048):
+                for warps in (4, 8):
                     each = block_n * block_k * (2 if activation else 1) / warps / 32
                     if not 8 <= each <= 128:
                         continue
 
-                    def work(shape: tuple[int, int, int] = (block_n, block_k, warps)) -> None:
-                        for w in weights:
-                            launch.gemv(x, w, out, norm=norm, eps=1e-5, residual=residual, activation=activation,
-                                        shape=shape)  # fmt: skip
-
-                    work()
+                    shape, many = (block_n, block_k, warps), weights * 8 if name == "head" else weights
                     graph = torch.cuda.CUDAGraph()
-                    with torch.cuda.graph(graph):
-                        for _ in range(8 if name == "head" else 1):
-                            work()
+                    for captured in (False, True):
+                        with torch.cuda.graph(graph) if captured else nullcontext():
+                            for w in many[: len(many) if captured else 1]:
+                                launch.gemv(x, w, out, norm=norm, eps=1e-5, residual=residual, activation=activation,
+                                            shape=shape)  # fmt: skip
                     graph.replay()
-                    taken = seconds(graph.replay, 5) / (8 if name == "head" else len(weights))
-                    found.append({"matrix": name, "tile": (block_n, block_k, warps), "us": taken * 1e6,
+                    taken = seconds(graph.replay, 5) / len(many)
+                    found.append({"matrix": name, "tile": shape, "us": taken * 1e6,
                                   "TB/s": weights[0].nbytes / taken / 1e12})  # fmt: skip
     return sorted(found, key=lambda r: (r["matrix"], r["us"]))
 
@@ -206,10 +204,15 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=100)
     for flag in ("--peer", "--kernels", "--sweep", "--json"):
         parser.add_argument(flag, action="store_true")
+    parser.add_argument("--pdl", default="", help="on, off, or bare (no weights fetched ahead); default: as it is")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("gpu_decode: skipped, there is no CUDA device")
         return 2
+    if options.pdl:
+        from exactkv.ops.triton import launch
+
+        launch.PDL, launch.AHEAD = options.pdl != "off", options.pdl == "on"
     contexts = [int(n) for n in options.contexts.split(",")]
     spec = shape_spec(options.shape, options.layers)
     started = time.perf_counter()

@@ -147,22 +147,26 @@ def attend(
                 tl.store(done + pair, 0)
                 part = tl.arange(0, SPLITS)
                 some = (member[:, None] < GROUP) & (part[None, :] < used)
-                stat = (pair * 2 * GROUP + member)[:, None] * SPLITS + part[None, :]
-                bests = tl.load(stats + stat, mask=some, other=float("-inf"), cache_modifier=".cg")
-                totals = tl.load(stats + stat + GROUP * SPLITS, mask=some, other=0.0, cache_modifier=".cg")
-                best = tl.where(member < GROUP, tl.max(bests, axis=1), 0.0)
-                total = tl.sum(totals * tl.exp(bests - best[:, None]), axis=1)
+                all_stats = (pair * 2 * GROUP + member)[:, None] * SPLITS + part[None, :]
+                bests = tl.load(stats + all_stats, mask=some, other=float("-inf"), cache_modifier=".cg")
+                totals = tl.load(stats + all_stats + GROUP * SPLITS, mask=some, other=0.0, cache_modifier=".cg")
+                top = tl.where(member < GROUP, tl.max(bests, axis=1), 0.0)
+                bottom = tl.sum(totals * tl.exp(bests - top[:, None]), axis=1)
                 if SINKS:
                     sink = tl.load(sinks + head * GROUP + member, mask=member < GROUP, other=float("-inf"))
-                    total += tl.exp(sink.to(tl.float32) - best)
+                    bottom += tl.exp(sink.to(tl.float32) - top)
                 for m in tl.static_range(GROUP):
-                    stat = (pair * 2 * GROUP + m) * SPLITS + part
-                    best_m = tl.load(stats + stat, mask=part < used, other=float("-inf"), cache_modifier=".cg")
-                    top = tl.sum(tl.where(member == m, best, 0.0), axis=0)
-                    bottom = tl.sum(tl.where(member == m, total, 0.0), axis=0)
-                    left = ((pair * SPLITS + part) * GROUP + m)[:, None] * D + column[None, :]
-                    mixed_m = tl.load(shares + left, mask=(part[:, None] < used) & used_column[None, :], other=0.0,
+                    best_m = tl.load(
+                        stats + (pair * 2 * GROUP + m) * SPLITS + part,
+                        mask=part < used,
+                        other=float("-inf"),
+                        cache_modifier=".cg",
+                    )
+                    top_m = tl.sum(tl.where(member == m, top, 0.0), axis=0)
+                    bottom_m = tl.sum(tl.where(member == m, bottom, 0.0), axis=0)
+                    left_m = ((pair * SPLITS + part) * GROUP + m)[:, None] * D + column[None, :]
+                    mixed_m = tl.load(shares + left_m, mask=(part[:, None] < used) & used_column[None, :], other=0.0,
                                       cache_modifier=".cg")  # fmt: skip
-                    result = tl.sum(mixed_m * tl.exp(best_m - top)[:, None], axis=0) / bottom
-                    tl.store(out + (row * HEADS * GROUP + head * GROUP + m) * D + column, result.to(dtype),
+                    result_m = tl.sum(mixed_m * tl.exp(best_m - top_m)[:, None], axis=0) / bottom_m
+                    tl.store(out + (row * HEADS * GROUP + head * GROUP + m) * D + column, result_m.to(dtype),
                              mask=used_column)  # fmt: skip

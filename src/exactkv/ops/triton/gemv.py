@@ -7,16 +7,25 @@ from exactkv.ops.triton.kernels import activated
 
 
 @triton.jit
+def fetched_ahead(pointer):
+    """Ask for the line of memory at each address, to lie in the second-level cache when it is read."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointer], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def gemv(
     x, weight, bias, norm, residual, out, eps, scale, gate_scale, rows,
     INPUTS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     """out = [residual + scale ·] ([act] W [norm] x + bias), of BLOCK_N rows of W [rows, INPUTS] a program.
 
     NORM: x is multiplied by ``norm`` [INPUTS] and the product by rsqrt(mean x² + eps). ACTIVATION: W is [2 · rows,
     INPUTS], and the result act(gate_scale · gate) · up. Sums in float32. PDL: the program may begin before the kernel
-    ahead of it is done, and waits for it before it reads anything but weights.
+    ahead of it is done, and waits for it before it reads anything but weights; those it has fetched into the
+    second-level cache meanwhile, LINES to a row of W.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -26,6 +35,12 @@ def gemv(
     squares = tl.zeros((BLOCK_K,), tl.float32)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
+        if LINES > 0:
+            line = tl.minimum(tl.arange(0, LINES) * (128 // weight.dtype.element_ty.primitive_bitwidth * 8), INPUTS - 1)
+            ahead = weight + tl.minimum(n, rows - 1)[:, None].to(tl.int64) * INPUTS + line[None, :]
+            fetched_ahead(ahead)
+            if ACTIVATION != "":
+                fetched_ahead(ahead + rows.to(tl.int64) * INPUTS)
         tl.extra.cuda.gdc_wait()
     for first in range(0, INPUTS, BLOCK_K):
         inside = (n[:, None] < rows) & (first + k[None, :] < INPUTS)

@@ -18,6 +18,8 @@ PART = 4096
 """Logits of which one program finds the greatest."""
 PDL = False
 """Programmatic dependent launch: a kernel begins while the one ahead of it ends. Hopper and later."""
+AHEAD = True
+"""With it, weights are fetched into the second-level cache before the kernel ahead has ended."""
 
 
 def _launch() -> dict[str, Any]:
@@ -65,10 +67,20 @@ def choose(logits: Tensor, values: Tensor, places: Tensor, chosen: Tensor) -> No
     kernels.best_of_parts[(rows,)](values, places, chosen, PARTS=parts, WIDTH=triton.next_power_of_2(parts))
 
 
-def tile(rows: int, inputs: int, gate: bool) -> tuple[int, int, int]:
-    """Rows and inputs of a program's tile, and its warps, for a product with one row."""
-    block_k = min(1024 if inputs >= 1024 else 256, triton.next_power_of_2(inputs))
-    return (4 if gate else 8), block_k, 4
+def tile(rows: int, inputs: int, gate: bool, normed: bool) -> tuple[int, int, int]:
+    """Rows and inputs of a program's tile, and its warps, for a product with one row: the fastest measured on an H200
+    (benchmarks/gpu_decode.py --sweep)."""
+    if gate:
+        block_n, block_k, warps = 2, 2048, 8
+    elif rows >= 32768:
+        block_n, block_k, warps = 4, 1024, 8
+    elif normed:
+        block_n, block_k, warps = 16, 512, 4
+    else:
+        block_n, block_k, warps = 2, 1024 if inputs > 8192 else 2048, 4
+    while block_k > 128 and inputs % block_k:
+        block_k //= 2
+    return block_n, block_k, warps
 
 
 def gemv(
@@ -79,12 +91,13 @@ def gemv(
     """``out`` [1, rows] = [residual + scale ·] W x, see gemv.py. ``x`` [1, in], ``weight`` [rows, in] or, with an
     ``activation``, [2 · rows, in]. ``shape``: as `tile` gives it."""
     rows, inputs = out.shape[1], x.shape[1]
-    block_n, block_k, warps = tile(rows, inputs, bool(activation)) if shape is None else shape
+    block_n, block_k, warps = tile(rows, inputs, bool(activation), norm is not None) if shape is None else shape
+    lines = triton.next_power_of_2(triton.cdiv(inputs * weight.element_size(), 128)) if PDL and AHEAD else 0
     products.gemv[(triton.cdiv(rows, block_n),)](
         x, weight, x if bias is None else bias, x if norm is None else norm, x if residual is None else residual, out,
         eps, scale, gate_scale, rows, INPUTS=inputs, NORM=norm is not None, BIAS=bias is not None,
         RESIDUAL=residual is not None, ACTIVATION=activation, BLOCK_N=block_n, BLOCK_K=block_k,
-        EVEN_N=rows % block_n == 0, EVEN_K=inputs % block_k == 0, PDL=PDL, num_warps=warps, **_launch(),
+        EVEN_N=rows % block_n == 0, EVEN_K=inputs % block_k == 0, PDL=PDL, LINES=lines, num_warps=warps, **_launch(),
     )  # fmt: skip
 
 
