@@ -170,7 +170,7 @@ def test_greedy_ahead_of_the_host_is_what_a_token_at_a_time_gives():
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        (lambda: tiny_llama4(8, device="cuda"), "mixture"),
+        (lambda: tiny_llama4(8, device="cuda"), "unit"),
         (lambda: dense_model(dtype=torch.float64, device="cuda"), "float64"),
         (lambda: dense_model(), "CUDA"),
         (lambda: with_ops(dense_model(device="cuda")), "reference"),

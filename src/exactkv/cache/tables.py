@@ -26,15 +26,15 @@ class RowTables:
     """Tables for at most ``rows`` rows, each part int64 on ``device``; unused rows are idle.
 
     ``tokens`` [rows]: the token of the step; below 0 the device's own last choice. ``positions`` [rows]: where it
-    stands, -1 where the row is idle. ``counts`` [zones, rows]: segments in use. ``spans`` [zones, rows, SEGMENTS, 3]:
-    rows visible to the step's query, the index of the first, and the capacity of the buffer. The last segment's
+    stands, -1 where the row is idle. ``counts`` [zones, rows, 2]: segments in use, and rows in all of them. ``spans``
+    [zones, rows, SEGMENTS, 3]: rows visible to the step's query, the index of the first, and the capacity of the buffer. The last segment's
     last row is the step's own, which the kernels write. ``addresses`` [layers, rows, SEGMENTS, 2]: of the buffers of
     k and v in the cache's layer.
     """
 
     def __init__(self, spec: CacheSpec, rows: int, device: torch.device):
         zones, layers = len(spec.zones), len(spec.layers)
-        shapes = [(rows,), (rows,), (zones, rows), (zones, rows, SEGMENTS, 3), (layers, rows, SEGMENTS, 2)]
+        shapes = [(rows,), (rows,), (zones, rows, 2), (zones, rows, SEGMENTS, 3), (layers, rows, SEGMENTS, 2)]
         sizes = [prod(shape) + prod(shape) % 2 for shape in shapes]  # each on 16 bytes
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         pinned = device.type == "cuda"
@@ -94,7 +94,7 @@ class RowTables:
     def _describe_row(self, z: int, r: int, placement: Placement) -> None:
         """One row of one zone, its addresses only where they have changed."""
         pieces = placement.pieces
-        self._host_counts[z, r] = len(pieces)
+        self._host_counts[z, r] = len(pieces), sum(p.rows for p in pieces)
         self._host_spans[z, r, : len(pieces)] = [(p.rows, p.at, p.memory.capacity) for p in pieces]
         stamps = tuple(p.memory.stamp for p in pieces)
         if self._known.get((z, r)) == stamps:

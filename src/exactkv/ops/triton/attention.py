@@ -7,6 +7,8 @@ for all query heads that read one key head, and the last program of a head to be
 import triton
 import triton.language as tl
 
+from exactkv.ops.triton.kernels import fetched_ahead
+
 
 @triton.jit
 def turned(
@@ -49,7 +51,7 @@ def attend(
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr, SEGMENTS: tl.constexpr, ROPE: tl.constexpr, WIDE: tl.constexpr,
     INTERLEAVED: tl.constexpr, NORM: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid [rows, HEADS, SPLITS]. ``qkv`` [B, (HEADS · GROUP + 2 · HEADS) · D] before norm and rope; ``out``
     [B, HEADS · GROUP · D]. ``norm`` [HEADS · GROUP + HEADS, D]. ``cos``, ``sin`` [B, WIDE]. Tables: cache/tables.py.
@@ -58,21 +60,26 @@ def attend(
     written. The new row takes part as it is stored, and is never read from memory.
     """
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     dtype: tl.constexpr = out.dtype.element_ty
     member, column = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     used_column = column < D
     inside = (member[:, None] < GROUP) & used_column[None, :]
     place = (row * HEADS * GROUP + head * GROUP + member)[:, None] * D + column[None, :]
-    segments = tl.where(tl.load(positions + row) >= 0, tl.load(counts + row), 0)
-    held = 0
-    for s in range(0, segments):
-        held += tl.load(spans + (row * SEGMENTS + s) * 3).to(tl.int32)
-    held = tl.maximum(held - 1, 0)  # without the new row
+    span, address = spans + row * SEGMENTS * 3, addresses + row * SEGMENTS * 2
+    rows, index, capacity = tl.load(span).to(tl.int32), tl.load(span + 1), tl.load(span + 2)
+    key_base, value_base = tl.load(address), tl.load(address + 1)
+    segments = tl.where(tl.load(positions + row) >= 0, tl.load(counts + row * 2), 0)
+    held = tl.maximum(tl.load(counts + row * 2 + 1).to(tl.int32) - 1, 0)  # without the new row
     share = tl.cdiv(tl.cdiv(held, SPLITS), BLOCK) * BLOCK
     used = tl.maximum(tl.cdiv(held, tl.maximum(share, 1)), 1)
+    begin, end, before = split * share, tl.minimum(split * share + share, held), 0
+    if (segments > 0) & (begin < tl.minimum(end, rows)):
+        ahead = tl.minimum(begin + tl.arange(0, BLOCK), tl.minimum(end, rows) - 1)[:, None]
+        line = tl.arange(0, LINES)[None, :] * (D // LINES)
+        fetched_ahead(key_base.to(tl.pointer_type(dtype)) + (head * capacity + index + ahead) * D + line)
+        fetched_ahead(value_base.to(tl.pointer_type(dtype)) + (head * capacity + index + ahead) * D + line)
+    if PDL:  # tables and older rows were there before this step
+        tl.extra.cuda.gdc_wait()
     if segments == 0:
         if split == 0:
             tl.store(out + place, tl.zeros((BLOCK_M, BLOCK_D), dtype), mask=inside)
@@ -94,25 +101,20 @@ def attend(
                        INTERLEAVED, NORM, WIDE)  # fmt: skip
             k = tl.sum(k, axis=0).to(dtype)
             v = tl.load(first + (HEADS * GROUP + HEADS + head) * D + column, mask=used_column, other=0.0)
-            span = spans + (row * SEGMENTS + segments - 1) * 3
-            index = tl.load(span + 1) + tl.load(span) - 1
-            address = addresses + (row * SEGMENTS + segments - 1) * 2
-            to = (head * tl.load(span + 2) + index) * D + column
-            tl.store(tl.load(address).to(tl.pointer_type(dtype)) + to, k, mask=used_column)
-            tl.store(tl.load(address + 1).to(tl.pointer_type(dtype)) + to, v, mask=used_column)
+            last = spans + (row * SEGMENTS + segments - 1) * 3
+            to = (head * tl.load(last + 2) + tl.load(last + 1) + tl.load(last) - 1) * D + column
+            run = addresses + (row * SEGMENTS + segments - 1) * 2
+            tl.store(tl.load(run).to(tl.pointer_type(dtype)) + to, k, mask=used_column)
+            tl.store(tl.load(run + 1).to(tl.pointer_type(dtype)) + to, v, mask=used_column)
             best = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], axis=1) * scale
             if SOFTCAP:
                 best = softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * best / softcap)))
             total += 1.0
             mixed += v.to(tl.float32)[None, :]
-        begin, end, before = split * share, tl.minimum(split * share + share, held), 0
         for s in range(0, segments):
-            span = spans + (row * SEGMENTS + s) * 3
-            rows = tl.load(span).to(tl.int32)
-            start = head * tl.load(span + 2) + tl.load(span + 1)
-            address = addresses + (row * SEGMENTS + s) * 2
-            keys = tl.multiple_of(tl.load(address).to(tl.pointer_type(dtype)), 16) + start * D
-            values = tl.multiple_of(tl.load(address + 1).to(tl.pointer_type(dtype)), 16) + start * D
+            start = (head * capacity + index) * D
+            keys = tl.multiple_of(key_base.to(tl.pointer_type(dtype)), 16) + start
+            values = tl.multiple_of(value_base.to(tl.pointer_type(dtype)), 16) + start
             low, high = tl.maximum(begin - before, 0), tl.minimum(end - before, rows)
             for block in range(low, high, BLOCK):
                 at = block + tl.arange(0, BLOCK)
@@ -132,6 +134,13 @@ def attend(
                 mixed += tl.dot(weights.to(dtype), value, input_precision=PRECISION)
                 best = greater
             before += rows
+            span, address, more = span + 3, address + 2, s + 1 < segments
+            rows = tl.load(span, mask=more, other=0).to(tl.int32)
+            index, capacity = tl.load(span + 1, mask=more, other=0), tl.load(span + 2, mask=more, other=0)
+            key_base = tl.load(address, mask=more, other=0)
+            value_base = tl.load(address + 1, mask=more, other=0)
+        if PDL:
+            tl.extra.cuda.gdc_launch_dependents()
         if used == 1:
             result = finished(best, total, mixed, sinks, head * GROUP, member, GROUP, SINKS)
             tl.store(out + place, result.to(dtype), mask=inside)

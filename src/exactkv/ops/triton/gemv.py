@@ -3,22 +3,15 @@
 import triton
 import triton.language as tl
 
-from exactkv.ops.triton.kernels import activated
-
-
-@triton.jit
-def fetched_ahead(pointer):
-    """Ask for the line of memory at each address, to lie in the second-level cache when it is read."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointer], dtype=tl.int32, is_pure=False, pack=1
-    )
+from exactkv.ops.triton.kernels import activated, fetched_ahead
 
 
 @triton.jit
 def gemv(
     x, weight, bias, norm, residual, out, eps, scale, gate_scale, rows,
     INPUTS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr, LINES: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
+    PDL: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     """out = [residual + scale ·] ([act] W [norm] x + bias), of BLOCK_N rows of W [rows, INPUTS] a program.
 
@@ -34,7 +27,6 @@ def gemv(
     total_up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         if LINES > 0:
             line = tl.minimum(tl.arange(0, LINES) * (128 // weight.dtype.element_ty.primitive_bitwidth * 8), INPUTS - 1)
             ahead = weight + tl.minimum(n, rows - 1)[:, None].to(tl.int64) * INPUTS + line[None, :]
@@ -66,6 +58,8 @@ def gemv(
             else:
                 w_up = tl.load(weight + at_up, mask=inside, other=0.0)
             total_up += w_up.to(tl.float32) * value[None, :]
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     result = tl.sum(total, axis=1)
     if NORM:
         rate = tl.rsqrt(tl.sum(squares, axis=0) / INPUTS + eps)

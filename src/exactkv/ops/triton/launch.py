@@ -147,5 +147,7 @@ def attend(
         BLOCK_D=max(16, triton.next_power_of_2(heads.head_dim)), BLOCK_M=max(16, triton.next_power_of_2(heads.group)),
         BLOCK=32 if exact else 64, SPLITS=splits, SEGMENTS=spans.shape[1], ROPE=heads.rope, WIDE=cos.shape[-1],
         INTERLEAVED=heads.interleaved, NORM=norm is not None, SOFTCAP=heads.softcap is not None,
-        SINKS=sinks is not None, PRECISION="ieee", PDL=PDL, num_warps=4, **_launch(),
+        SINKS=sinks is not None, PRECISION="ieee",
+        LINES=max(1, heads.head_dim * out.element_size() // 128) if heads.head_dim & (heads.head_dim - 1) == 0 else 1,
+        PDL=PDL, num_warps=4, **_launch(),
     )  # fmt: skip
