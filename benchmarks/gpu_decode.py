@@ -210,15 +210,10 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=100)
     for flag in ("--peer", "--kernels", "--sweep", "--json"):
         parser.add_argument(flag, action="store_true")
-    parser.add_argument("--pdl", default="", help="on, off, or bare (no weights fetched ahead); default: as it is")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("gpu_decode: skipped, there is no CUDA device")
         return 2
-    if options.pdl:
-        from exactkv.ops.triton import launch
-
-        launch.PDL, launch.AHEAD = options.pdl != "off", options.pdl == "on"
     contexts = [int(n) for n in options.contexts.split(",")]
     spec = shape_spec(options.shape, options.layers)
     started = time.perf_counter()

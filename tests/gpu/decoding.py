@@ -53,7 +53,7 @@ def dense_model(
 
 
 def fed_uncaptured(model: Model, cache: Cache, tokens: Sequence[int], captured: object) -> Tensor:
-    """One token a row (-1: none) through ``captured``, a CapturedStep that was made without a capture: logits [B, V]."""
+    """One token a row (-1: none) through ``captured``, a CapturedStep made without a capture: logits [B, V]."""
     counts = [int(t >= 0) for t in tokens]
     step = cache.begin(1, counts, [[t] if t >= 0 else [] for t in tokens])
     settled = tuple(rope.settled(model.spec.max_length) for rope in model.decoder.ropes)

@@ -26,10 +26,10 @@ class RowTables:
     """Tables for at most ``rows`` rows, each part int64 on ``device``; unused rows are idle.
 
     ``tokens`` [rows]: the token of the step; below 0 the device's own last choice. ``positions`` [rows]: where it
-    stands, -1 where the row is idle. ``counts`` [zones, rows, 2]: segments in use, and rows in all of them. ``spans``
-    [zones, rows, SEGMENTS, 3]: rows visible to the step's query, the index of the first, and the capacity of the buffer. The last segment's
-    last row is the step's own, which the kernels write. ``addresses`` [layers, rows, SEGMENTS, 2]: of the buffers of
-    k and v in the cache's layer.
+    stands, -1 where the row is idle. ``counts`` [zones, rows, 2]: segments in use, and the rows in all of them.
+    ``spans`` [zones, rows, SEGMENTS, 3]: rows visible to the step's query, the index of the first, and the capacity of
+    the buffer. The last segment's last row is the step's own, which the kernels write. ``addresses``
+    [layers, rows, SEGMENTS, 2]: of the buffers of k and v in the cache's layer.
     """
 
     def __init__(self, spec: CacheSpec, rows: int, device: torch.device):

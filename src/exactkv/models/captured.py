@@ -40,7 +40,7 @@ class CapturedStep:
         def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
-        self.freqs, self.amplitudes = empty(len(self.ropes), width, dtype=torch.float32), None
+        self.freqs = empty(len(self.ropes), width, dtype=torch.float32)
         self.amplitudes = torch.ones_like(self.freqs)
         self.cos, self.sin = (empty(len(self.ropes), rows, width, dtype=torch.float32) for _ in range(2))
         self.settled: tuple[RopeSpec, ...] | None = None

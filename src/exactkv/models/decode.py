@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from exactkv.cache import Cache, CacheSpec, RowTables, Step
+from exactkv.errors import IntegrityError
 from exactkv.models.decoder import Decoder, Layer
 from exactkv.models.norm import RMSNorm
-from exactkv.models.rope import frequencies
-from exactkv.models.spec import AttentionSpec, MlpSpec
+from exactkv.models.spec import AttentionSpec, MlpSpec, RopeSpec
 from exactkv.ops import TORCH
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class DecodePath:
             self._steps[size] = CapturedStep(self.decoder, cache, size)
         return self._steps[size]
 
-    def _frequencies(self, max_length: int) -> tuple[object, ...]:
+    def _frequencies(self, max_length: int) -> tuple[RopeSpec, ...]:
         return tuple(rope.settled(max_length) for rope in self.decoder.ropes)
 
 
@@ -109,8 +109,6 @@ def greedy(path: DecodePath, cache: Cache, token: int, count: int, max_length: i
 
 def _launch(path: DecodePath, step: Step, token: int, cache: CacheSpec, max_length: int) -> None:
     if not path.accepts(step):
-        from exactkv.errors import IntegrityError
-
         raise IntegrityError(f"this step cannot be captured: {path.declined}")
     path.run(step, [token], cache, max_length)
 
@@ -174,6 +172,3 @@ def _why_not_layer(layer: Layer) -> str | None:
         "heads of a width that memory is not aligned to": a.head_dim % 8 != 0,
     }
     return next((what for what, is_so in found.items() if is_so), None)
-
-
-__all__ = ["MAX_ROWS", "DecodePath", "frequencies", "greedy"]

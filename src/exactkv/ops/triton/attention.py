@@ -7,8 +7,6 @@ for all query heads that read one key head, and the last program of a head to be
 import triton
 import triton.language as tl
 
-from exactkv.ops.triton.kernels import fetched_ahead
-
 
 @triton.jit
 def turned(
@@ -51,7 +49,7 @@ def attend(
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr, SEGMENTS: tl.constexpr, ROPE: tl.constexpr, WIDE: tl.constexpr,
     INTERLEAVED: tl.constexpr, NORM: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
-    PRECISION: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid [rows, HEADS, SPLITS]. ``qkv`` [B, (HEADS · GROUP + 2 · HEADS) · D] before norm and rope; ``out``
     [B, HEADS · GROUP · D]. ``norm`` [HEADS · GROUP + HEADS, D]. ``cos``, ``sin`` [B, WIDE]. Tables: cache/tables.py.
@@ -73,13 +71,6 @@ def attend(
     share = tl.cdiv(tl.cdiv(held, SPLITS), BLOCK) * BLOCK
     used = tl.maximum(tl.cdiv(held, tl.maximum(share, 1)), 1)
     begin, end, before = split * share, tl.minimum(split * share + share, held), 0
-    if (segments > 0) & (begin < tl.minimum(end, rows)):
-        ahead = tl.minimum(begin + tl.arange(0, BLOCK), tl.minimum(end, rows) - 1)[:, None]
-        line = tl.arange(0, LINES)[None, :] * (D // LINES)
-        fetched_ahead(key_base.to(tl.pointer_type(dtype)) + (head * capacity + index + ahead) * D + line)
-        fetched_ahead(value_base.to(tl.pointer_type(dtype)) + (head * capacity + index + ahead) * D + line)
-    if PDL:  # tables and older rows were there before this step
-        tl.extra.cuda.gdc_wait()
     if segments == 0:
         if split == 0:
             tl.store(out + place, tl.zeros((BLOCK_M, BLOCK_D), dtype), mask=inside)
@@ -139,8 +130,6 @@ def attend(
             index, capacity = tl.load(span + 1, mask=more, other=0), tl.load(span + 2, mask=more, other=0)
             key_base = tl.load(address, mask=more, other=0)
             value_base = tl.load(address + 1, mask=more, other=0)
-        if PDL:
-            tl.extra.cuda.gdc_launch_dependents()
         if used == 1:
             result = finished(best, total, mixed, sinks, head * GROUP, member, GROUP, SINKS)
             tl.store(out + place, result.to(dtype), mask=inside)

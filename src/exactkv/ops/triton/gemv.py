@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from exactkv.ops.triton.kernels import activated, fetched_ahead
+from exactkv.ops.triton.kernels import activated
 
 
 @triton.jit
@@ -11,14 +11,11 @@ def gemv(
     x, weight, bias, norm, residual, out, eps, scale, gate_scale, rows,
     INPUTS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
-    PDL: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     """out = [residual + scale ·] ([act] W [norm] x + bias), of BLOCK_N rows of W [rows, INPUTS] a program.
 
     NORM: x is multiplied by ``norm`` [INPUTS] and the product by rsqrt(mean x² + eps). ACTIVATION: W is [2 · rows,
-    INPUTS], and the result act(gate_scale · gate) · up. Sums in float32. PDL: the program may begin before the kernel
-    ahead of it is done, and waits for it before it reads anything but weights; those it has fetched into the
-    second-level cache meanwhile, LINES to a row of W.
+    INPUTS], and the result act(gate_scale · gate) · up. Sums in float32.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -26,14 +23,6 @@ def gemv(
     total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     total_up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
-    if PDL:
-        if LINES > 0:
-            line = tl.minimum(tl.arange(0, LINES) * (128 // weight.dtype.element_ty.primitive_bitwidth * 8), INPUTS - 1)
-            ahead = weight + tl.minimum(n, rows - 1)[:, None].to(tl.int64) * INPUTS + line[None, :]
-            fetched_ahead(ahead)
-            if ACTIVATION != "":
-                fetched_ahead(ahead + rows.to(tl.int64) * INPUTS)
-        tl.extra.cuda.gdc_wait()
     for first in range(0, INPUTS, BLOCK_K):
         inside = (n[:, None] < rows) & (first + k[None, :] < INPUTS)
         if EVEN_K:
@@ -58,8 +47,6 @@ def gemv(
             else:
                 w_up = tl.load(weight + at_up, mask=inside, other=0.0)
             total_up += w_up.to(tl.float32) * value[None, :]
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     result = tl.sum(total, axis=1)
     if NORM:
         rate = tl.rsqrt(tl.sum(squares, axis=0) / INPUTS + eps)

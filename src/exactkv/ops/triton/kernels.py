@@ -21,18 +21,6 @@ def activated(x, ACTIVATION: tl.constexpr):
         return tl.maximum(x, 0.0)
 
 
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
-
-@triton.jit
-def fetched_ahead(pointer):
-    """Ask for the line of memory at each address, to lie in the second-level cache when it is read."""
-    if not INTERPRETED:
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointer], dtype=tl.int32, is_pure=False, pack=1
-        )
-
-
 @triton.jit
 def begin(
     tokens, chosen, positions, embedding, x, scale, freqs, amplitudes, cos, sin,

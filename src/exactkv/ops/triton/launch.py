@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -16,14 +15,6 @@ ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "quick_gelu", "relu")
 """What `gated` and `gemv` compute; see reference.activate."""
 PART = 4096
 """Logits of which one program finds the greatest."""
-PDL = False
-"""Programmatic dependent launch: a kernel begins while the one ahead of it ends. Hopper and later."""
-AHEAD = True
-"""With it, weights are fetched into the second-level cache before the kernel ahead has ended."""
-
-
-def _launch() -> dict[str, Any]:
-    return {"launch_pdl": True} if PDL else {}
 
 
 def begin(
@@ -92,12 +83,11 @@ def gemv(
     ``activation``, [2 · rows, in]. ``shape``: as `tile` gives it."""
     rows, inputs = out.shape[1], x.shape[1]
     block_n, block_k, warps = tile(rows, inputs, bool(activation), norm is not None) if shape is None else shape
-    lines = triton.next_power_of_2(triton.cdiv(inputs * weight.element_size(), 128)) if PDL and AHEAD else 0
     products.gemv[(triton.cdiv(rows, block_n),)](
         x, weight, x if bias is None else bias, x if norm is None else norm, x if residual is None else residual, out,
         eps, scale, gate_scale, rows, INPUTS=inputs, NORM=norm is not None, BIAS=bias is not None,
         RESIDUAL=residual is not None, ACTIVATION=activation, BLOCK_N=block_n, BLOCK_K=block_k,
-        EVEN_N=rows % block_n == 0, EVEN_K=inputs % block_k == 0, PDL=PDL, LINES=lines, num_warps=warps, **_launch(),
+        EVEN_N=rows % block_n == 0, EVEN_K=inputs % block_k == 0, num_warps=warps,
     )  # fmt: skip
 
 
@@ -148,6 +138,5 @@ def attend(
         BLOCK=32 if exact else 64, SPLITS=splits, SEGMENTS=spans.shape[1], ROPE=heads.rope, WIDE=cos.shape[-1],
         INTERLEAVED=heads.interleaved, NORM=norm is not None, SOFTCAP=heads.softcap is not None,
         SINKS=sinks is not None, PRECISION="ieee",
-        LINES=max(1, heads.head_dim * out.element_size() // 128) if heads.head_dim & (heads.head_dim - 1) == 0 else 1,
-        PDL=PDL, num_warps=4, **_launch(),
+        num_warps=4,
     )  # fmt: skip
