@@ -184,20 +184,19 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    found = {name: turns(name, given.tokens) for name in given.models}
     if given.json:
-        print(json.dumps(found))
+        print(json.dumps({name: turns(name, given.tokens) for name in given.models}))
         return
     print("| model | turn | prompt | fed | first token | recomputed | transformers: fed | its first token |", end="")
     print(" difference | MB held | of them checkpoints |\n" + "|---" * 11 + "|")
-    for name, rows in found.items():
-        for r in rows:
+    for name in given.models:
+        for r in turns(name, given.tokens):
             cells = [
                 name, r["turn"], r["prompt"], r["fed"], f"{r['hot_seconds']:.3f} s", f"{r['cold_seconds']:.3f} s",
                 r["transformers_fed"], f"{r['transformers_seconds']:.3f} s", f"{r['difference']:.1e}",
                 f"{r['bytes'] / 1e6:.1f}", f"{r['checkpoint_bytes'] / 1e6:.1f}",
             ]  # fmt: skip
-            print(f"| {' | '.join(map(str, cells))} |")
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -348,3 +348,27 @@ def test_any_changed_weight_is_another_model() -> None:
         found.add(Model(spec, weights | {name: changed}).fingerprint)
     found.add(Model(spec, weights | {name: weights[name].flip(0)}).fingerprint)
     assert len(found) == 5 and Model(spec, dict(weights)).fingerprint in found
+
+
+def test_names_and_links(tmp_path: Path) -> None:
+    """A name as long as there can be, one that is none, and a link, whose target is written."""
+    model = MODELS["attention"]
+    cache = stepped(model, 3)
+    for name in ("n" * 255, "é" * 127):
+        cache.save(tmp_path / name)
+        assert load_cache(tmp_path / name, model).lengths == [3]
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    cache.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and load_cache(tmp_path / "target", model).lengths == [3]
+    for name in ("a\0b", "", 3):
+        for call in (cache.save, describe_file, lambda given: load_cache(given, model)):
+            with pytest.raises(InputError, match="expected a path"):
+                call(name)
+
+
+def test_a_header_nested_too_deeply(tmp_path: Path) -> None:
+    raw = b'{"a":' + b"[" * 200_000
+    (tmp_path / "deep").write_bytes(len(raw).to_bytes(8, "little") + raw)
+    for call in (describe_file, lambda given: load_cache(given, MODELS["attention"])):
+        with pytest.raises(LoadError, match="altered"):
+            call(tmp_path / "deep")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
-
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-import exactkv
 import exactkv.cache as cache_package
 from exactkv.cache import AttentionLayer, RecurrentLayer
 from tests.tiny import FULL, VOCAB, chunk, tiny_model, window, with_ops
@@ -112,38 +109,6 @@ class CacheMachine(RuleBasedStateMachine):
         for r, ids in enumerate(shadow):
             assert reached[r] <= to[r]
             del ids[reached[r] :]
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def checkpoint(self, data):
-        cache, shadow = self.held[self.pick(data)]
-        assert cache.checkpoint() == [len(ids) for ids in shadow]
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def go_back(self, data):
-        """Far back: to a checkpoint at least, where there is one before."""
-        cache, shadow = self.held[self.pick(data)]
-        to = [data.draw(st.integers(0, len(ids))) for ids in shadow]
-        least = [max((p for p in cache.checkpoints(r) if p <= at), default=0) for r, at in enumerate(to)]
-        reached = cache.rewind(to)
-        for r, ids in enumerate(shadow):
-            assert least[r] <= reached[r] <= to[r]
-            assert all(p <= reached[r] for p in cache.checkpoints(r))
-            del ids[reached[r] :]
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def save_and_load(self, data):
-        """Another cache of the same content, bytes and checkpoints, from a file."""
-        i = self.pick(data)
-        cache, shadow = self.held[i]
-        with tempfile.TemporaryDirectory() as directory:
-            cache.save(f"{directory}/cache.safetensors")
-            loaded = exactkv.load_cache(f"{directory}/cache.safetensors", self.model)
-        assert [loaded.checkpoints(r) for r in range(len(shadow))] == [cache.checkpoints(r) for r in range(len(shadow))]
-        assert loaded.standing(loaded.lengths) == cache.standing(cache.lengths)
-        self.held[i] = (loaded, shadow)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), keep=st.booleans())

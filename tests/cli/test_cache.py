@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from exactkv import PromptStore
+from exactkv.cache.store import index
 from exactkv.cli.main import app
 from tests.cache.store.helpers import MODELS, filled, stored
 from tests.tiny import random_tokens
@@ -133,3 +135,40 @@ def test_what_could_not_be_done(words: list[str], said: str, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     code, _, error = run(*words)
     assert code == 2 and said in error
+
+
+def test_ls_goes_on_after_a_broken_file(tmp_path: Path) -> None:
+    filled(MODELS["full"], TEXT).save(tmp_path / "good")
+    raw = b'{"a":' + b"[" * 200_000
+    (tmp_path / "deep").write_bytes(len(raw).to_bytes(8, "little") + raw)
+    (tmp_path / "cut").write_bytes((tmp_path / "good").read_bytes()[:-3])
+    code, out, _ = run("ls", tmp_path)
+    assert code == 0 and "1 saved caches" in out and "broken: deep" in out and "broken: cut" in out
+    found = json.loads(run("ls", tmp_path, "--json")[1])
+    assert [Path(one["file"]).name for one in found["broken"]] == ["cut", "deep"]
+    assert run("show", tmp_path / "deep")[0] == 2
+    assert run("verify", tmp_path / "deep")[0] == 1
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["DROP TABLE marks", "UPDATE pieces SET tokens = x'01'", "UPDATE spaces SET model = '{'", "DELETE FROM spaces"],
+)
+def test_a_damaged_index_is_told_in_words(sql: str, directory: Path) -> None:
+    with sqlite3.connect(directory / "index.sqlite") as db:
+        db.execute(sql)
+    db.close()
+    for words in (["ls"], ["show"]):
+        code, _, error = run(*words, directory)
+        assert code == 2 and "damaged" in error and str(directory) in error
+    code, out, _ = run("verify", directory)
+    assert code == 1 and "broken" in out and "damaged" in out
+
+
+def test_an_index_that_is_locked(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "BUSY_SECONDS", 0.05)
+    db = sqlite3.connect(directory / "index.sqlite", isolation_level=None)
+    db.execute("BEGIN IMMEDIATE")
+    code, _, error = run("prune", directory, "--all")
+    assert code == 2 and "locked" in error and "delete" not in error
+    db.close()

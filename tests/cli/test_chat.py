@@ -90,8 +90,9 @@ def test_a_prompt_store_serves_the_next_run(start: Start, model_dir: Path, tmp_p
 
 def test_what_cannot_be_saved_loses_nothing(start: Start, model_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    code, _, errors = piped(start, f"Hello\n/save {tmp_path}/file/talk\n/stats\n", str(model_dir), "--max-tokens", "2")
-    assert code == 2 and "exactkv: " in errors and "2 messages" in errors and "Traceback" not in errors
+    lines = f"Hello\n/save {tmp_path}/file/talk\n/save ~nobody-here/x\n/save a\0b\n/load ~nobody-here/x\n/stats\n"
+    code, _, errors = piped(start, lines, str(model_dir), "--max-tokens", "2")
+    assert code == 2 and errors.count("exactkv: ") == 4 and "2 messages" in errors and "Traceback" not in errors
 
 
 class Terminal:

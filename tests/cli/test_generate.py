@@ -57,7 +57,7 @@ def test_json_has_it_all(model_dir: Path) -> None:
     generated = len(expected.tokens)
     assert found["usage"] == {
         "prompt_tokens": 6, "cached_tokens": 0, "fed_tokens": 6, "completion_tokens": generated,
-        "total_tokens": 6 + generated,
+        "total_tokens": 6 + generated, "drafted_tokens": 0, "accepted_tokens": 0,
     }  # fmt: skip
     assert found["cache_bytes"] == expected.cache.nbytes
     assert set(found["timings"]) == {

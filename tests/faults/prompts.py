@@ -29,8 +29,8 @@ def stored_tokens_compared_by_fours(patch: Patches) -> None:
 @fault("G", tiny(FULL, FULL), ("steps", "owners"))
 def salt_of_the_prompt_store_ignored(patch: Patches) -> None:
     """All tenants' texts hang from one tree."""
-    namespace = prompt_store._namespace
-    patch(prompt_store, "_namespace", lambda cache, salt: namespace(cache, ""))
+    namespace = prompt_store.namespace_of
+    patch(prompt_store, "namespace_of", lambda cache, salt: namespace(cache, ""))
 
 
 @fault("H", hybrid, ("steps", "prefix store", "random prefixes"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from exactkv.cache import Cache, CheckpointPolicy, ChunkedAttention, FullAttention, SlidingWindow
 from exactkv.cache.store import PromptStore
-from exactkv.errors import InputError
+from exactkv.errors import InputError, LoadError
 from exactkv.generation import stream
 from exactkv.generation.conversation import Conversation, Reply
 from exactkv.generation.reuse import common_prefix, next_stop, reuse
@@ -251,3 +252,26 @@ def test_a_store_serves_the_next_conversation(kind: str, tmp_path: Any) -> None:
         cold = Conversation(model, "B" + system, max_tokens=8, store=store)
         prompt, fed = answered(model, cold.reply(TURNS[0]))
         assert prompt - fed <= len("system:")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"max_tokens": 1e400}, {"max_tokens": -3}, {"messages": [{"role": "wizard", "content": "x"}]},
+     {"sampling": {"temperatur": 1}}, {"messages": 3}],
+    ids=lambda change: str(change)[:30],
+)  # fmt: skip
+def test_a_damaged_conversation_is_refused(change: dict[str, Any], tmp_path: Any) -> None:
+    model = chat_model("full")
+    Conversation(model, "s").save(tmp_path / "talk")
+    file = tmp_path / "talk" / "conversation.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(LoadError, match="no conversation as exactkv saves it"):
+        Conversation.load(tmp_path / "talk", model)
+
+
+def test_a_cache_of_two_rows_is_left_aside(tmp_path: Any) -> None:
+    model = chat_model("full")
+    talk = Conversation(model, "s")
+    talk.cache = model.new_cache(2)
+    talk.save(tmp_path / "talk")
+    assert "holds 2 rows" in str(Conversation.load(tmp_path / "talk", model).refused)

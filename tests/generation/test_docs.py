@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 from dataclasses import fields
@@ -31,13 +32,21 @@ def test_the_table_has_every_setting_in_order() -> None:
 
 
 @needs_smollm2
-def test_what_it_shows_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_shows_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (lines,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    Path("prompts.jsonl").write_text(lines.replace('"max_tokens": 40', '"max_tokens": 3'))
+    Path("text.txt").write_text("The lighthouse stood on the cliff.\n")
     for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         exec(compile(code.replace("max_tokens=40", "max_tokens=3"), "generation.md", "exec"), {})
     said = capsys.readouterr().out
     assert "length None 3" in said and re.search(r"^1 length ", said, re.MULTILINE)
-    commands = re.findall(r"^exactkv (generate .*)$", PAGE, re.MULTILINE)
-    assert len(commands) == 3
+    commands = re.findall(r"^exactkv (\w+ .*)$", PAGE, re.MULTILINE)
+    assert len(commands) == 5
     for command in commands:
         done = CliRunner().invoke(app, [*shlex.split(command), "--max-tokens", "3"])
         assert done.exit_code == 0, done.output
+    results = [json.loads(line) for line in Path("results.jsonl").read_text().splitlines()]
+    assert {r["id"] for r in results} == {"a", 17, 3}

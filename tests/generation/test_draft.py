@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,7 +102,7 @@ def test_length_grows_with_success_and_rests_after_failures() -> None:
 
 def test_what_is_no_draft_is_refused() -> None:
     model = MODELS["full"]
-    for wrong in ("lokup", 3, object()):
+    for wrong in ("lokup", 3, object(), PromptLookup):
         with pytest.raises(InputError, match="expected 'lookup', a model"):
             stream(model, [1], draft=wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="draft_tokens"):
@@ -110,3 +111,27 @@ def test_what_is_no_draft_is_refused() -> None:
         PromptLookup(longest=2, shortest=3)
     assert make_draft(None, model, Sampling()) is None
     assert isinstance(make_draft(model, model, Sampling()), ModelDraft) and model.spec.vocab_size == VOCAB
+
+
+class Eager:
+    """Gives more than it was asked for, and tries to write to what it is shown."""
+
+    def propose(self, tokens: Any, most: int) -> Any:
+        if isinstance(tokens, list):
+            tokens.append(3)
+        return torch.zeros(40, dtype=torch.int64) if len(tokens) % 2 else [0] * 40
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_guesses_than_asked_for_are_cut(kind: str) -> None:
+    model, prompt = MODELS[kind], [(i * 7) % VOCAB for i in range(40)]
+    plain, made = (stream(model, prompt, 40, stop_token_ids=(), draft=d, draft_tokens=4) for d in (None, Eager()))
+    assert list(plain) and list(made) and made.tokens == plain.tokens
+    assert made.stats.drafted_tokens <= 4 * 40
+
+
+def test_a_draft_model_that_says_nothing_finite_ends_no_text() -> None:
+    model, spoiled = MODELS["full"], chat_model("full")
+    spoiled.decoder.embedding[:] = torch.nan
+    made, plain = (stream(model, [1, 2, 3], 9, stop_token_ids=(), draft=d) for d in (spoiled, None))
+    assert list(made) and list(plain) and made.tokens == plain.tokens and made.stats.drafted_tokens == 0

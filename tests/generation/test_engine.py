@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exactkv.cache.store import PromptStore
 from exactkv.errors import InputError
-from exactkv.generation import Engine, Sampling, generate, generate_each, make_text, stream
-from exactkv.generation.draft import PromptLookup
+from exactkv.generation import Engine, Sampling, Text, generate, generate_each, make_text, stream
+from exactkv.generation.draft import ModelDraft, PromptLookup
 from exactkv.models.model import Model
 from tests.generation.test_conversation import KINDS, chat_model
 from tests.generation.tiny_text import VOCAB
@@ -71,10 +72,8 @@ def test_each_row_is_what_it_is_alone(
     expected = [alone(model, r["prompt"], **settings_of(r)) for r in given_requests]
     limit = None
     if tight:
-        probe = Engine(model)
-        probe.add(make_text(model, [1], max_tokens=2), PromptLookup())
-        limit = int(1.5 * probe._most(60 + probe.draft_tokens))
-    engine = Engine(model, max_rows, max_rows + spare, max_bytes=limit)
+        limit = int(1.5 * Engine(model, draft_tokens=12)._most(60))
+    engine = Engine(model, max_rows, max_rows + spare, max_bytes=limit, draft_tokens=12)
     under_way: dict[int, Any] = {}
     said: dict[int, list[int]] = {}
     step = 0
@@ -135,39 +134,60 @@ def test_what_can_never_fit_is_refused_and_nothing_is_lost() -> None:
         engine.add(make_text(model, [1, 2, 3], max_tokens=4000))
     list(engine.run())
     assert kept.text.generated == alone(model, [1, 2, 3], max_tokens=4)
-    for wrong in ({"max_rows": 0}, {"step_tokens": 3}, {"max_bytes": 0}, {"draft_tokens": 0}, {"max_rows": True}):
+    for wrong in ({"max_rows": 0}, {"step_tokens": 3}, {"max_bytes": 0}, {"draft_tokens": -1}, {"max_rows": True}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             Engine(model, **wrong)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("at", range(1, 9))
-def test_interrupted_anywhere_it_goes_on(kind: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a layer, after the pass, or while tokens are chosen: nothing is said twice and nothing is lost."""
+@pytest.mark.parametrize(
+    "where", ["Text.take", "Text.choose_each", "Engine._take", "Engine._sort", "Engine._free", "Model"]
+)
+def test_interrupted_anywhere_it_goes_on(kind: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before or after any call of these: nothing is said twice, and nothing is lost, of rows that end then too."""
     model = MODELS[kind]
-    prompts = [[1, 2, 3] * 5, [9, 8] * 4, [5] * 9]
-    expected = [alone(model, p, max_tokens=12, stop_token_ids=()) for p in prompts]
-    engine = Engine(model, max_rows=3)
-    made = [engine.add(make_text(model, p, max_tokens=12, stop_token_ids=()), PromptLookup()) for p in prompts]
-    calls = 0
-    taken = engine._taken
+    prompts = [[1, 2, 3] * 5, [9, 8] * 4, [5] * 9, [7]]
+    lengths = [12, 1, 7, 2]
+    expected = [alone(model, p, max_tokens=n, stop_token_ids=()) for p, n in zip(prompts, lengths, strict=True)]
+    owner, name = {
+        "Text.take": (Text, "take"), "Text.choose_each": (Text, "choose_each"), "Engine._take": (Engine, "_take"),
+        "Engine._sort": (Engine, "_sort"), "Engine._free": (Engine, "_free"), "Model": (type(model), "__call__"),
+    }[where]  # fmt: skip
+    inner = getattr(owner, name)
+    for at in range(1, 12):
+        for after in (False, True):
+            calls = 0
 
-    def interrupted(*given: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == at:
-            raise KeyboardInterrupt
-        return taken(*given)
+            def interrupted(*given: Any, at: int = at, after: bool = after, **options: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls == at and not after:
+                    raise KeyboardInterrupt
+                result = inner(*given, **options)
+                if calls == at:
+                    raise KeyboardInterrupt
+                return result
 
-    monkeypatch.setattr(engine, "_taken", interrupted)
-    for _ in range(200):
-        try:
-            if not engine.busy:
-                break
-            engine.step()
-        except KeyboardInterrupt:
-            continue
-    assert [r.text.generated for r in made] == expected
+            with monkeypatch.context() as patch:
+                wrapped = staticmethod(interrupted) if name == "choose_each" else interrupted
+                patch.setattr(owner, name, wrapped)
+                engine = Engine(model, max_rows=3, draft_tokens=4)
+                said: dict[int, list[int]] = {}
+                pairs = zip(prompts, lengths, strict=True)
+                made = [
+                    engine.add(make_text(model, p, max_tokens=n, stop_token_ids=()), PromptLookup()) for p, n in pairs
+                ]
+                for _ in range(200):
+                    try:
+                        for update in engine.step():
+                            assert update.piece is not None
+                            said.setdefault(update.request.number, []).extend(update.piece.tokens)
+                    except KeyboardInterrupt:
+                        continue
+                    if not engine.busy:
+                        break
+            assert not engine.busy and [r.text.generated for r in made] == expected
+            assert [said[r.number] for r in made] == expected and all(r.finished for r in made)
 
 
 def test_a_row_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,16 +220,31 @@ def test_deadlines_end_those_that_wait_too() -> None:
 
 def test_results_in_order_of_prompts_and_each_as_it_ends() -> None:
     model = MODELS["sliding"]
-    prompts: list[Any] = [[1, 2, 3], {"prompt": [4, 5], "max_tokens": 2}, "text", {"prompt": []}, {"promt": [1]}]
+    prompts: list[Any] = [
+        [1, 2, 3], {"prompt": [4, 5], "max_tokens": 2}, "text", {"prompt": []}, {"promt": [1]}, None, [6],
+    ]  # fmt: skip
     each = list(generate_each(model, iter(prompts), max_tokens=6, stop_token_ids=(), max_rows=2))
-    assert sorted(r.index for r in each) == [0, 1, 2, 3, 4]
+    assert sorted(r.index for r in each) == list(range(7))
     by_index = {r.index: r for r in each}
+    assert "the prompt is 'None'" in str(by_index[5].error) and len(by_index[6].tokens) == 6
     assert "empty" in str(by_index[3].error) and "promt" in str(by_index[4].error)
     assert len(by_index[0].tokens) == 6 and len(by_index[1].tokens) == 2 and by_index[1].finish_reason == "length"
     assert by_index[2].text == "".join(p.text for p in stream(model, "text", max_tokens=6, stop_token_ids=()))
     with pytest.raises(InputError, match="prompt 1"):
         generate(model, [[1], []])
     assert generate(model, []) == []
+    both = generate(model, [[1], {"prompt": [2], "max_tokens": 1}], max_tokens=3, stop_token_ids=())
+    assert [len(c.tokens) for c in both] == [3, 1] and both[0].usage.prompt_tokens == 1  # type: ignore[union-attr]
+    with pytest.raises(InputError, match=r"prompt 0: max_tokens is 0"):
+        generate(model, [[1]], max_tokens=0)
+    with pytest.raises(InputError, match=r"prompt 0: a prompt has max_token; expected prompt, max_tokens"):
+        generate(model, [[1]], max_token=3)
+    assert [c.index for c in generate_each(model, "hello", max_tokens=1)] == [0]
+    assert len(generate(model, {"prompt": [1, 2]}, max_tokens=1)) == 1  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="prompts are 3"):
+        generate(model, 3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="prompt 1: a prompt of 3000 tokens .* may take"):
+        generate(model, [[1], [1] * 3000], max_tokens=5, max_bytes=Engine(model)._most(100))
     with pytest.raises(InputError, match="draft"):
         generate(model, [[1]], draft=PromptLookup())  # type: ignore[arg-type]
 
@@ -226,3 +261,96 @@ def test_prompts_are_taken_only_when_there_is_room() -> None:
     next(results)
     assert len(taken) <= 4
     assert len(list(results)) == 49
+
+
+def test_a_text_that_begins_and_ends_in_one_step_is_one_result() -> None:
+    """Its first token comes with its prompt, its last in the same step, while others go on."""
+    model = MODELS["full"]
+    prompts = [{"prompt": [5, 6], "max_tokens": n, "stop_token_ids": ()} for n in (2, 9, 1, 2, 3)]
+    found = list(generate_each(model, prompts, max_rows=2))
+    assert sorted((r.index, len(r.tokens)) for r in found) == [(0, 2), (1, 9), (2, 1), (3, 2), (4, 3)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_a_store_prompts_are_fed_once_and_bytes_hold(kind: str) -> None:
+    model = MODELS[kind]
+    common = [(3 * i + 1) % VOCAB for i in range(60)]
+    prompts = [[*common, i, i + 1] for i in range(4)] * 2
+    expected = [alone(model, p, max_tokens=30, stop_token_ids=()) for p in prompts]
+    with PromptStore() as store:
+        limit = 2 * Engine(model, store=store, draft_tokens=12)._most(130)
+        engine = Engine(model, max_rows=3, store=store, max_bytes=limit, draft_tokens=12)
+        made = [engine.add(make_text(model, p, max_tokens=30, stop_token_ids=()), PromptLookup()) for p in prompts]
+        while engine.busy:
+            engine.step()
+            assert engine.nbytes <= (engine.max_bytes or 0)
+        assert [r.text.generated for r in made] == expected
+        again = engine.add(make_text(model, prompts[0], max_tokens=30, stop_token_ids=()))
+        other = engine.add(make_text(model, prompts[0], max_tokens=30, stop_token_ids=()), salt="another")
+        list(engine.run())
+        assert again.text.generated == other.text.generated == expected[0]
+        assert again.fed_tokens == 1 and other.cached_tokens == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draft_among_others_where_bytes_are_tight(kind: str) -> None:
+    """A request with a draft neither changes what others may take nor holds them up."""
+    model = MODELS[kind]
+    limit = Engine(model, draft_tokens=12)._most(100)
+    engine = Engine(model, 4, step_tokens=16, max_bytes=limit, draft_tokens=12)
+    long = [(i * 7) % VOCAB for i in range(80)]
+    made = [engine.add(make_text(model, long, max_tokens=10, stop_token_ids=()))]
+    made.append(engine.add(make_text(model, [1, 2], max_tokens=2, stop_token_ids=()), PromptLookup()))
+    with pytest.raises(InputError, match="max_bytes is"):
+        engine.add(make_text(model, long, max_tokens=4000), PromptLookup()) if kind != "mamba2" else engine.add(
+            make_text(model, long), ModelDraft(MODELS["full"])
+        )
+    steps = 0
+    while engine.busy:
+        engine.step()
+        steps += 1
+        assert steps < 100 and engine.nbytes <= limit
+    assert made[0].text.generated == alone(model, long, max_tokens=10, stop_token_ids=())
+    with pytest.raises(InputError, match="checks none"):
+        Engine(model).add(make_text(model, [1]), PromptLookup())
+
+
+class Broken:
+    def __init__(self, given: Any):
+        self.given = given
+
+    def propose(self, tokens: Any, most: int) -> Any:
+        if isinstance(self.given, Exception):
+            raise self.given
+        return self.given
+
+
+@pytest.mark.parametrize("given", [None, 3, [1.5], ["a"], [VOCAB], [-1], ValueError("no")], ids=str)
+def test_a_draft_that_fails_ends_its_own_row_only(given: Any) -> None:
+    model = MODELS["hybrid"]
+    engine = Engine(model, draft_tokens=4)
+    bad = engine.add(make_text(model, [1, 2, 3], max_tokens=9, stop_token_ids=()), Broken(given))
+    good = engine.add(make_text(model, [4, 5], max_tokens=9, stop_token_ids=()))
+    errors = [update.error for update in engine.run() if update.error is not None]
+    assert len(errors) == 1 and "the draft Broken" in str(errors[0]) and bad.error is errors[0] and bad.finished
+    assert good.text.generated == alone(model, [4, 5], max_tokens=9, stop_token_ids=())
+    with pytest.raises(InputError, match="the draft Broken"):
+        list(stream(model, [1, 2, 3], 9, stop_token_ids=(), draft=Broken(given)))
+
+
+def test_draft_models_are_counted_and_give_their_memory_back() -> None:
+    model, small = MODELS["mamba2"], MODELS["full"]
+    limit = int(2.5 * Engine(model, draft_tokens=6)._most(200, ModelDraft(small)))
+    engine = Engine(model, max_rows=4, max_bytes=limit, draft_tokens=6)
+    prompts = [[i, 2 * i + 1] * 20 for i in range(5)]
+    made = [engine.add(make_text(model, p, max_tokens=60, stop_token_ids=()), ModelDraft(small)) for p in prompts]
+    most = 0
+    while engine.busy:
+        engine.step()
+        held = engine.nbytes
+        drafts = sum(r.draft.nbytes for r in made if isinstance(r.draft, ModelDraft))
+        assert held <= limit and drafts <= held
+        most = max(most, drafts)
+    assert most > 0 and [r.text.generated for r in made] == [
+        alone(model, p, max_tokens=60, stop_token_ids=()) for p in prompts
+    ]

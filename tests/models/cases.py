@@ -26,6 +26,7 @@ def gemma_rope(full: dict[str, Any], local_base: float = 100.0) -> dict[str, Any
 
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
 LLAMA4 = {
     "intermediate_size_mlp": 40,
     "num_local_experts": 4,
@@ -34,6 +35,7 @@ LLAMA4 = {
     "num_hidden_layers": 4,
     "rope_parameters": PLAIN_ROPE,
 }
+AROUND_16 = (1, 15, 16, 17, 40)
 AROUND_8 = (1, 7, 8, 9, 16, 17, 33)
 
 
@@ -51,6 +53,7 @@ CASES = (
     Case("llama-many-heads", "Llama", {"num_key_value_heads": 4, "head_dim": 16}),
     Case("llama-rope-llama3", "Llama", {"rope_parameters": llama3_rope()}, (1, 63, 64, 65, 100)),
     Case("llama-rope-linear", "Llama", {"rope_parameters": LINEAR_ROPE}, (1, 63, 64, 65, 100)),
+    Case("llama-rope-dynamic", "Llama", {"max_position_embeddings": 16, "rope_parameters": DYNAMIC_ROPE}, AROUND_16),
     Case("llama-attention-bias", "Llama", {"attention_bias": True}),
     Case("llama-mlp-bias", "Llama", {"mlp_bias": True}),
     Case("llama-tied", "Llama", {"tie_word_embeddings": True}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.models.cases import AROUND_8, PLAIN_ROPE, llama3_rope
+from tests.models.cases import AROUND_8, AROUND_16, PLAIN_ROPE, llama3_rope
 from tests.models.oracle import Case
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -33,6 +33,10 @@ GRANITE = {
 SHARED = {
     "num_hidden_layers": 6, "layer_types": [SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL], "sliding_window": 8,
     "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 97,
+}  # fmt: skip
+LONG_ROPE = {
+    "rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [2.0, 3.0, 5.0, 9.0],
 }  # fmt: skip
 
 DENSE = (
@@ -96,5 +100,7 @@ DENSE = (
     Case("nemotron", "Nemotron", {"head_dim": 16, **partial(0.5)}),
     Case("nemotron-bias", "Nemotron", {"attention_bias": True, "mlp_bias": True, **partial(0.25)}),
     Case("phi3", "Phi3", {"sliding_window": 8}, AROUND_8, without=("head_dim",)),
+    Case("phi3-long", "Phi3", {"original_max_position_embeddings": 16, "max_position_embeddings": 64,
+         "rope_parameters": LONG_ROPE}, AROUND_16, without=("head_dim",)),
     Case("phi3-partial", "Phi3", {"num_attention_heads": 2, **partial(0.75)}, without=("head_dim",)),
 )  # fmt: skip

@@ -20,7 +20,7 @@ from tests.models.oracle import VOCAB
 
 Named = Iterator[tuple[str, Tensor]]
 PERMUTED = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "granitehybrid")
-OFFSET = ("gemma", "gemma2", "gemma3", "qwen3next")
+OFFSET = ("gemma", "gemma2", "gemma3", "qwen3next", "nemotron")
 
 
 Type = gguf.GGMLQuantizationType

@@ -249,6 +249,11 @@ class Metadata:
         self.expert_size()
         self.w.add_sliding_window(self.c.sliding_window)
 
+    def nemotron(self) -> None:
+        self.partial(0.5)
+        self.w.add_layer_norm_eps(self.c.norm_eps)
+        self.w.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
     def gptneox(self) -> None:
         self.partial(0.25)
         self.w.add_parallel_residual(self.c.use_parallel_residual)

@@ -149,6 +149,12 @@ def test_text_model_within_a_larger_one(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(outer))
     assert resaved(tmp_path, within) == alone
 
+    def without_head(tensors: dict[str, Any]) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("model.")] = tensors.pop(name)
+
+    assert resaved(tmp_path, without_head) == alone, "as AutoModel saves it"
+
 
 # rope that depends on the length
 

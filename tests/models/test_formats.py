@@ -216,6 +216,38 @@ def test_auto_dtype_of_quantized_weights_is_that_of_the_others(model_dir: Path) 
     assert exactkv.load(model_dir).dtype == torch.bfloat16
 
 
+def _first(kind: str) -> str:
+    return f"model.layers.0.mlp.experts.gate_up_proj_{kind}"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda t: t.pop(_first("scales")), f"need are missing: {_first('scales')}"),
+        (lambda t: t.update({_first("scales"): t[_first("scales")][:, :, :1].contiguous()}), "expected [2, 64, 2]"),
+        (lambda t: t[_first("scales")].view(-1)[5:6].fill_(255), "a scale is 255, which means 'not a number'"),
+        (lambda t: t.update({_first("blocks"): t[_first("blocks")][..., :8].contiguous()}), "rows, groups, 16]"),
+        (lambda t: t.update({_first("blocks"): t[_first("blocks")][0].clone()}), "[experts, rows, groups, 16]"),
+        (lambda t: t.update({_first("blocks"): t[_first("blocks")].int()}), "torch.int32 and scales torch.uint8"),
+        (lambda t: t.update({_first("scales"): t[_first("scales")].float()}), "scales torch.float32, expected"),
+    ],
+)  # fmt: skip
+def test_mxfp4_that_does_not_fit_is_refused(tmp_path: Path, change: Any, expected: str) -> None:
+    sizes = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 32, "hidden_size": 64}
+    build(Case("gpt-oss", "GptOss", sizes)).save_pretrained(tmp_path)
+
+    def quantize(tensors: dict[str, Tensor]) -> None:
+        for name in [n for n in tensors if n.endswith("_proj") and ".experts." in n]:
+            experts, columns, rows = tensors.pop(name).shape
+            tensors[f"{name}_blocks"] = torch.zeros(experts, rows, columns // 32, 16, dtype=torch.uint8)
+            tensors[f"{name}_scales"] = torch.full((experts, rows, columns // 32), 127, dtype=torch.uint8)
+
+    change_tensors(tmp_path, quantize)
+    change_config(tmp_path, quantization_config={"quant_method": "mxfp4"})
+    exactkv.load(tmp_path, dtype="float32", device="cpu")
+    assert expected in refusal(change_tensors(tmp_path, change))
+
+
 def test_mxfp4_experts(tmp_path: Path) -> None:
     """Blocks of 32 numbers of four bits, and a power of two each; gate and up alternate."""
     fields = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 32}
@@ -336,7 +368,7 @@ def test_a_missing_part_is_named(model_dir: Path) -> None:
 
     change_tensors(model_dir, quantize)
     message = refusal(change_config(model_dir, quantization_config={"quant_method": "gptq", "bits": 4}))
-    assert "holds no tensor 'model.layers.0.mlp.down_proj.qzeros'" in message
+    assert "1 tensors that the quantized weights need are missing: model.layers.0.mlp.down_proj.qzeros" in message
 
 
 @pytest.mark.parametrize("name", ["pack-quantized", "int-quantized", "float-quantized", "fp8-blocks", "awq"])

@@ -95,6 +95,8 @@ MODELS = (
     known("exaone4", "exaone4-windows"),
     known("starcoder2", "starcoder2", sliding_window=None),
     known("seed_oss", "seed-oss"),
+    known("nemotron", "nemotron"),
+    known("nemotron", "nemotron-bias"),
     known("gptneox", "gpt-neox"),
     known("gptneox", "gpt-neox-sequential", attention_bias=True),
     known("gpt2", "gpt2"),
@@ -154,6 +156,12 @@ def test_other_forms(arch: str, name: str, change: str, tmp_path: Path) -> None:
     extra = {f"blk.3.{part}.weight": torch.ones(32, 32) for part in ("nextn.eh_proj", "attn_q")}
     path = write(oracle, arch, tmp_path / "model.gguf", extra=extra if change == "further" else None, **{change: 1})
     assert difference(exactkv.load(path, dtype="float32", device="cpu")(ids), expected) <= BOUND
+
+
+def test_nemotrons_rope_by_a_converter_that_counts_other_heads_is_refused(tmp_path: Path) -> None:
+    path = write(built(BY_NAME["nemotron"]), "nemotron", tmp_path / "model.gguf")
+    with pytest.raises(LoadError, match=r"rope.dimension_count = 4 is half of 32 / 4, but heads are 16 wide"):
+        meaning(path, lambda metadata: metadata.update({"nemotron.rope.dimension_count": 4}))
 
 
 def test_layers_that_the_metadata_do_not_speak_of_are_an_error(converted: tuple[Case, Any, Path]) -> None:

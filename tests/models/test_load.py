@@ -328,6 +328,23 @@ def test_a_file_that_shrinks_after_it_was_opened(model_dir: Path) -> None:
             source.read(name, torch.empty(shape))
 
 
+def test_of_a_stale_index_the_files_that_are_there_are_named(sharded: Path, saved: Path) -> None:
+    for file in sharded.glob("model-*.safetensors"):
+        file.unlink()
+    (sharded / "model-00001-of-00001.safetensors").write_bytes((saved / "model.safetensors").read_bytes())
+    message = refusal(sharded)
+    assert "model.safetensors.index.json names are missing" in message
+    assert "It holds model-00001-of-00001.safetensors. If those are the whole model, the index is an older" in message
+    (sharded / "model.safetensors.index.json").unlink()
+    exactkv.load(sharded, device="cpu")
+
+
+def test_a_directory_in_place_of_the_weights_is_called_so(model_dir: Path) -> None:
+    (model_dir / "model.safetensors").unlink()
+    (model_dir / "model.safetensors").mkdir()
+    assert "model.safetensors is a directory, expected a file" in refusal(model_dir)
+
+
 def test_missing_shards_are_listed(sharded: Path) -> None:
     first, second, *_ = sorted(sharded.glob("model-*.safetensors"))
     first.unlink()

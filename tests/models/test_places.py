@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import exactkv
 from exactkv import LoadError
 from exactkv.models import embedded
-from tests.models.saved import change_config, refusal, run, save
+from exactkv.models.formats import open_directory
+from exactkv.models.load import read_spec, text_config
+from exactkv.models.parameters import parameters
+from exactkv.models.plan import plan_reading
+from tests.models.oracle import build
+from tests.models.saved import change_config, change_tensors, refusal, run, save
+from tests.models.test_gguf_families import BY_NAME
 
 PEAK = """
 import exactkv
@@ -32,6 +41,56 @@ open("/proc/self/clear_refs", "w").write("5")  # resets the peak
 model = exactkv.load(BIG, dtype=DTYPE, device="cpu")
 print((status("VmHWM") - before) / model.nbytes)
 """
+
+
+# memory
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor, in bytes, that is made and is no view of one that was there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        there = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        for made in tree_leaves(found):
+            if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in there:
+                self.nbytes = max(self.nbytes, made.untyped_storage().nbytes())
+        return found
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "gpt-neox", "qwen3-next", "mxfp4"])
+def test_tensors_whose_rows_take_turns_are_read_without_a_copy_of_the_whole(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exactkv.models.source._PIECE", 64)
+    case = BY_NAME["gpt-oss" if name == "mxfp4" else name]
+    more = {"num_local_experts": 16, "hidden_size": 64, "intermediate_size": 64} if case.kind == "GptOss" else {}
+    build(replace(case, fields={**case.fields, **more})).save_pretrained(tmp_path)
+    if name == "mxfp4":
+        change_tensors(change_config(tmp_path, quantization_config={"quant_method": "mxfp4"}), to_mxfp4)
+    source = open_directory(tmp_path)
+    family, fields = text_config(source.config)
+    spec = read_spec(family, fields)
+    weights = {ours: torch.empty(p.shape) for ours, p in parameters(spec).items()}
+    turning = 0
+    for piece in plan_reading(family, spec, source.shapes(), "it"):
+        with Largest() as largest:
+            nbytes = piece.fill(weights, source)
+        if piece.alternating and len(piece.shape) > 1:
+            turning += 1
+            assert largest.nbytes <= nbytes / 2, piece
+    assert turning
+
+
+def to_mxfp4(tensors: dict[str, Tensor]) -> None:
+    for name in [n for n in tensors if n.endswith("_proj") and ".experts." in n]:
+        experts, columns, rows = tensors.pop(name).shape
+        tensors[f"{name}_blocks"] = torch.zeros(experts, rows, columns // 32, 16, dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.full((experts, rows, columns // 32), 127, dtype=torch.uint8)
 
 
 # the hub

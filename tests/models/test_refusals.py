@@ -3,6 +3,7 @@ is read."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from exactkv.models.load import read_spec, text_config
 from exactkv.models.shapes import shape_config
 from exactkv.models.spec import DecoderSpec
 from tests.models.cases_dense import DENSE
-from tests.models.oracle import BOUND, build, difference, oracle_logits, tokens, transformers
+from tests.models.cases_mixtures import MIXTURES
+from tests.models.oracle import BOUND, Case, build, difference, oracle_logits, tokens, transformers
 from tests.models.saved import change_config, change_tensors, refusal
+from tests.models.test_recurrent_oracle import CASES as RECURRENT
+from tests.models.test_recurrent_oracle import built
 
 
 def meaning(name: str, **fields: Any) -> DecoderSpec:
@@ -46,7 +50,25 @@ def test_a_base_model_or_none_is_read_where_the_head_is_there(model_dir: Path) -
     for architectures in (None, [], ["LlamaModel"]):
         exactkv.load(change_config(model_dir, architectures=architectures), device="cpu")
     change_tensors(model_dir, lambda tensors: tensors.pop("lm_head.weight"))
-    assert "1 missing: lm_head.weight" in refusal(model_dir)
+    message = refusal(model_dir)
+    assert "1 missing: lm_head.weight" in message and "This is a base model without a head" in message
+
+
+SAVED_WITHOUT_A_HEAD = [
+    replace(case, fields={**case.fields, "tie_word_embeddings": True})
+    for case in (*DENSE, *MIXTURES, *RECURRENT)
+    if case.name in ("qwen3", "gpt-neox", "gpt2", "gpt-oss", "deepseek-v3", "mamba", "jamba")
+]
+
+
+@pytest.mark.parametrize("case", SAVED_WITHOUT_A_HEAD, ids=lambda case: case.name)
+def test_what_is_saved_as_a_base_model_is_read_where_its_head_is_the_embedding(tmp_path: Path, case: Case) -> None:
+    """transformers' AutoModel leaves the first part of all names out."""
+    oracle, ids = built(case), tokens(2, 9)
+    oracle.base_model.save_pretrained(tmp_path)
+    assert difference(exactkv.load(tmp_path, dtype="float32", device="cpu")(ids), oracle_logits(oracle, ids)) <= BOUND
+    message = refusal(change_config(tmp_path, tie_word_embeddings=False))
+    assert "This is a base model without a head; expected a model for text" in message
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "bert", "roberta", "modernbert", "vit"])
@@ -62,12 +84,20 @@ def test_what_is_no_decoder_is_called_so(kind: str) -> None:
         ("falcon", "gpt_neox"), ("phi", "gpt_neox"), ("opt", "gpt2"), ("gptj", "gpt2"), ("deepseek_v32", "deepseek"),
         ("cohere", "cohere2"), ("qwen3_5_text", "qwen3_next"), ("bamba", "granite_hybrid"), ("diffllama", "llama"),
         ("exaone_moe", "exaone4"), ("kimi_k25", "deepseek"),
+        ("lfm2_moe", "lfm2"), ("flex_olmo", "olmo"), ("dots1", "glm"), ("ernie4_5_moe", "qwen"), ("doge", "olmo"),
+        ("deepseek_v4", "deepseek"), ("nemotron_h", "granite_hybrid"), ("falcon_mamba", "mamba"),
     ],
 )  # fmt: skip
 def test_the_nearest_family_is_one_of_the_name_and_the_parts(kind: str, nearest: str) -> None:
     config = transformers.AutoConfig.for_model(kind).to_dict()
     with pytest.raises(LoadError, match=rf"fields is {nearest}\b"):
         find_family(config)
+
+
+def test_where_a_family_knows_every_field_the_arithmetic_is_what_may_differ() -> None:
+    expected = "knows every field, but the arithmetic may differ: compare .*_flex_olmo.py with modeling_olmoe.py"
+    with pytest.raises(LoadError, match=expected):
+        find_family(transformers.AutoConfig.for_model("flex_olmo").to_dict())
 
 
 # sizes
@@ -105,6 +135,36 @@ def test_gemma_4s_last_layer_is_full_whatever_the_config_says() -> None:
     spec = meaning("gemma-4-e2b", layer_types=kinds, num_kv_shared_layers=0)
     assert transformers.Gemma4TextConfig(layer_types=kinds, num_hidden_layers=35).layer_types[-1] == "full_attention"
     assert [layer.attention.head_dim for layer in spec.layers] == [256] * 34 + [512]
+
+
+@pytest.mark.parametrize("per_layer", [{}, None])
+def test_gemma_4s_full_heads_are_local_ones_where_newer_files_say_nothing(per_layer: Any) -> None:
+    """transformers 5.17 writes an empty per_layer_config, and no global_head_dim, where all heads are alike."""
+    spec = meaning("gemma-4-e2b", per_layer_config=per_layer, global_head_dim=None)
+    full = 512 if per_layer is None else 256
+    assert {layer.attention.head_dim for layer in spec.layers} == {256, full}
+
+
+@pytest.mark.parametrize("kind", ["glm4_moe", "deepseek_v3"])
+def test_more_experts_than_the_best_groups_hold_are_refused(kind: str) -> None:
+    config = transformers.AutoConfig.for_model(kind).to_dict()
+    fields = {**config, "n_routed_experts": 16, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 8}
+    read_spec(*text_config(fields))
+    with pytest.raises(LoadError, match=r"num_experts_per_tok would be 9, more than the 2 best of 4 groups of 16 "):
+        read_spec(*text_config({**fields, "num_experts_per_tok": 9}))
+
+
+def test_more_experts_a_token_than_there_are_are_refused() -> None:
+    assert "num_experts_per_tok would be 9, more than 8 experts hold" in refused("mixtral-8x7b", num_experts_per_tok=9)
+
+
+def test_falcon_h1s_biases_are_for_multipliers_of_1() -> None:
+    ones = {"attention_in_multiplier": 1.0, "key_multiplier": 1.0, "ssm_in_multiplier": 1.0}
+    meaning("falcon-h1-0.5b", **ones, attention_bias=True, mamba_proj_bias=True)
+    message = refused("falcon-h1-0.5b", attention_bias=True)
+    assert "key_multiplier = 0.390625 is not supported; expected multipliers of 1" in message
+    message = refused("falcon-h1-0.5b", mamba_proj_bias=True)
+    assert "mamba_proj_bias = True with ssm_in_multiplier = 1.25 is not supported" in message
 
 
 # the files

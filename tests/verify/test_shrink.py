@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+import exactkv
 from exactkv.errors import LoadError
 from exactkv.models.load import read_spec
 from exactkv.models.load import text_config as read_config
@@ -20,7 +22,7 @@ from exactkv.verify.configs import read_config as read_file
 from exactkv.verify.layout import by_rule, layer_count, with_default_rules
 from exactkv.verify.shrink import describe_layers, shrink, text_config
 from exactkv.verify.targets import transformers_calls as calls
-from exactkv.verify.targets.exactkv import tiny
+from exactkv.verify.targets.exactkv import from_recipe, tiny
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -286,3 +288,16 @@ def test_our_engine_reads_every_real_config_made_tiny(name: str, tmp_path: Path)
     with pytest.raises(LoadError, match="surprise"):
         family, fields = read_config(tiny({**config, "surprise": 3}))
         read_spec(family, fields)
+
+
+def test_a_maximum_that_settles_another_rope_is_no_violation() -> None:
+    """A cache made for fewer tokens has another rope, so it is not to be judged by the one pass of the whole model."""
+    config: dict[str, Any] = {
+        **shape_config("llama-3.1-8b"),
+        "rope_scaling": {"rope_type": "dynamic", "factor": 4.0},
+        "max_position_embeddings": 64,
+    }
+    made = from_recipe({"config": tiny(config), "seed": 0})
+    report = exactkv.verify(made, schedules=["steps", "capacity"])
+    found = {o.schedule: str(o.status) for o in report.outcomes}
+    assert found == {"steps": "exact", "capacity": "not supported"}

@@ -39,10 +39,10 @@ class Cache:
         fits = max_length is None or (is_int(max_length) and 1 <= max_length <= (limit or max_length))
         require(fits, "max_length", max_length, f"an integer from 1 to {limit or 'any'}: the model's limit")
         self.spec = spec
-        self.checkpoint_policy = CheckpointPolicy() if checkpoints is None else checkpoints
         self.max_length = limit if max_length is None else max_length
         self._policy = Policy(storage, step, slack, self.max_length, reserve=max_length is not None)
         self._rows: tuple[Row, ...] = ()
+        self.checkpoint_policy = CheckpointPolicy() if checkpoints is None else checkpoints
         self._step: Step | None = None
         self._exclusive = True
         self._hold(tuple(self._new_row() for _ in range(batch_size)))
@@ -78,6 +78,16 @@ class Cache:
         states = sum(state.nbytes for state in records.state_tensors(self._rows))
         return states + sum(memory.nbytes for memory in records.memories(self._rows))
 
+    def most_nbytes(self, length: int, slack: int | None = None) -> int:
+        """The most bytes that a row of ``length`` tokens takes, checkpoints apart. ``slack``: default, the cache's."""
+        policy = self._policy if slack is None else replace(self._policy, slack=slack)
+        return records.most_nbytes(self.spec, policy, length)
+
+    @property
+    def most_checkpoint_nbytes(self) -> int:
+        """The most bytes that one checkpoint takes, wherever it is; 0 where no layer needs any."""
+        return records.most_checkpoint_nbytes(self.spec, self.storage)
+
     @property
     def checkpoint_nbytes(self) -> int:
         """Bytes that checkpoints refer to, what they share counted once; part of ``nbytes``."""
@@ -85,13 +95,17 @@ class Cache:
 
     @property
     def checkpoint_policy(self) -> CheckpointPolicy:
-        """When checkpoints are filed by themselves and how many are kept; can be set, and holds from then on."""
+        """When checkpoints are filed by themselves and how many are kept. Set, it holds from then on, and for those
+        that are there."""
         return self._checkpoint_policy
 
     @checkpoint_policy.setter
     def checkpoint_policy(self, value: CheckpointPolicy) -> None:
         require(isinstance(value, CheckpointPolicy), "checkpoints", value, "an exactkv.CheckpointPolicy")
         self._checkpoint_policy = value
+        self._rows = tuple(
+            replace(row, checkpoints=checkpoint.thinned(row.checkpoints, value.max_bytes)) for row in self._rows
+        )
 
     @property
     def slack(self) -> int:

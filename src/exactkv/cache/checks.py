@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,6 +49,17 @@ def is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def is_number(value: object) -> bool:
+    """Whether it is a number that a float can hold, such as 1, 0.5 or inf; nan is one too."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
+
+
 def listed(name: str, given: Any) -> list[Any]:
     """What was given as a list. Raises InputError where it is no plain series of values."""
     if isinstance(given, torch.Tensor):
@@ -59,3 +72,11 @@ def listed(name: str, given: Any) -> list[Any]:
 def require(holds: bool, name: str, value: object, expected: str) -> None:
     if not holds:
         raise InputError(f"{name} is {value!r}; expected {expected}")
+
+
+def as_path(name: str, given: str | os.PathLike[str]) -> Path:
+    """A path that can be one. Raises InputError where it is none, is empty or has a null character."""
+    text = os.fspath(given) if isinstance(given, str | os.PathLike) else given
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InputError(f"{name} is {text!r}; expected a path: a text, not empty, without null characters")
+    return Path(text)

@@ -27,6 +27,8 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+MOST_NAME = 200
+"""Bytes of a file's name that its temporary name has too, which is longer and must be one as well."""
 MOST_HEADER = 100_000_000
 """The longest header that safetensors reads."""
 
@@ -40,11 +42,14 @@ def write(
     Raises InputError where the directory is missing, OSError where it cannot be written; a file that was there
     before is then as it was.
     """
+    if path.is_symlink():
+        path = Path(os.path.realpath(path))
     if not path.parent.is_dir():
         raise InputError(f"{path} cannot be written: there is no directory {path.parent}")
     if path.is_dir():
         raise InputError(f"{path} cannot be written: it is a directory; give a file's name")
-    written = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    name = os.fsencode(path.name)[:MOST_NAME].decode(errors="ignore")
+    written = path.with_name(f".{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         with written.open("xb") as out:
             digests = dict.fromkeys(tensors, BLANK)
@@ -88,6 +93,14 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return header.content, dict(header.tensors(file))
 
 
+class NoneOfOurs(LoadError):
+    """Another kind of file. ``kind``: what a safetensors file says that it is, None where it is not even one."""
+
+    def __init__(self, message: str, kind: str | None = None):
+        super().__init__(message)
+        self.kind = kind
+
+
 class Header:
     """The header of an opened file of one ``kind``, checked: what it is, that it is whole, the header's checksum."""
 
@@ -97,7 +110,7 @@ class Header:
         length = int.from_bytes(file.read(8), "little")
         begins = file.read(1) == b"{"
         if not begins or not 2 <= length <= MOST_HEADER:
-            raise LoadError(f"{path} is not a saved cache: it does not begin as a safetensors file does")
+            raise NoneOfOurs(f"{path} is not a saved cache: it does not begin as a safetensors file does")
         if length > size - 8:
             raise self._broken(f"truncated: its header alone has {length} bytes, the file {size}")
         raw = b"{" + file.read(length - 1)
@@ -105,10 +118,11 @@ class Header:
             entries = json.loads(raw)
             meta = entries.pop("__metadata__", {})
             kind, version = meta.get("kind"), meta.get("version")
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, RecursionError) as error:
             raise LoadError(f"{path} is not a saved cache, or its header was altered: {error}") from None
         if kind != wanted:
-            raise LoadError(f"{path} is not a saved cache but another safetensors file; give one that save() wrote")
+            what = f"{path} is not a saved cache but another safetensors file; give one that save() wrote"
+            raise NoneOfOurs(what, str(kind))
         if version != str(VERSION):
             raise LoadError(
                 f"{path} has the format {version!r}, this version of exactkv reads {VERSION}; update exactkv, or save "
@@ -123,7 +137,7 @@ class Header:
             self.digests: dict[str, str] = json.loads(meta["digests"])
             self.entries: dict[str, dict[str, Any]] = entries
             total = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             raise self._broken("altered: its header does not have the checksum that it names") from None
         if size != 8 + length + total:
             what = "truncated" if size < 8 + length + total else "longer than it was written"

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from exactkv.cache import container
 from exactkv.cache.checkpoint import Checkpoint, CheckpointPolicy
+from exactkv.cache.checks import as_path
 from exactkv.cache.recurrent import State
 from exactkv.cache.row import CacheSpec, Owner, Row
 from exactkv.cache.run import Memory, Run, Segment
@@ -37,9 +38,10 @@ class CacheMaker(Protocol):
 def save(cache: Cache, path: str | os.PathLike[str]) -> None:
     """Write ``cache`` to ``path``; a file that is there is replaced when all is written.
     Raises InputError where there is no such directory, OSError where it cannot be written."""
+    file = as_path("path", path)
     layout = _Layout(cache)
     content = {"exactkv": _version(), **_described(cache), **layout.content()}
-    container.write(Path(path), content, layout.tensors)
+    container.write(file, content, layout.tensors)
 
 
 def load_cache(path: str | os.PathLike[str], model: CacheMaker) -> Cache:
@@ -48,7 +50,7 @@ def load_cache(path: str | os.PathLike[str], model: CacheMaker) -> Cache:
     ``model`` must be the one that it was saved from: the same weights, config, dtype and kind of rope. Raises LoadError
     where it is another, and where the file is missing, truncated, altered, of a newer format or none of ours.
     """
-    file = Path(path)
+    file = as_path("path", path)
     content, tensors = container.read(file)
     cache = _empty(file, content, model)
     try:
@@ -64,11 +66,19 @@ def describe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a saved cache is, from its header alone: "file", "bytes", "exactkv" (the version that wrote it), "model",
     "identity", "storage", "dtype", "slack", "step", "max_length", "layers", "rows" (of each its "length", and the
     "position" and "label" of its "checkpoints"). Raises LoadError as ``load_cache`` does; rows are not read."""
-    content = container.read_content(Path(path))
+    file = as_path("path", path)
+    content = container.read_content(file)
+    try:
+        return {"file": str(path), "bytes": file.stat().st_size, **_told(content)}
+    except (KeyError, IndexError, TypeError) as error:
+        raise LoadError(f"{file} does not hold what its header says: {error}; save the cache again") from error
+
+
+def _told(content: Mapping[str, Any]) -> dict[str, Any]:
     filed = [{"position": c["position"], "label": c["label"]} for c in content["checkpoints"]]
     rows = [{"length": r["length"], "checkpoints": [filed[i] for i in r["checkpoints"]]} for r in content["rows"]]
     kept = ("exactkv", "model", "identity", "storage", "dtype", "slack", "step", "max_length", "layers", "recurrent")
-    return {"file": str(path), "bytes": Path(path).stat().st_size, **{k: content[k] for k in kept}, "rows": rows}
+    return {**{k: content[k] for k in kept}, "rows": rows}
 
 
 def _version() -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from exactkv.cache import checkpoint, recurrent
 from exactkv.cache.checkpoint import Checkpoint, CheckpointPolicy
-from exactkv.cache.layer import arrange
+from exactkv.cache.layer import Zone, arrange
 from exactkv.cache.pattern import AttentionPattern
 from exactkv.cache.place import Policy
 from exactkv.cache.recurrent import RecurrentLayer, State, StateParts
@@ -172,7 +172,7 @@ def checkpointed(spec: CacheSpec, policy: Policy, row: Row, label: str, wanted: 
 
 def most_nbytes(spec: CacheSpec, policy: Policy, length: int) -> int:
     """The most bytes that a row of ``length`` tokens holds under ``policy``, however it was fed, checkpoints apart."""
-    total = 0
+    total = states_nbytes(spec, policy.storage) * (policy.slack + 3)
     for zone in spec.zones:
         rows = zone.clip(length) - zone.low
         limit = zone.capacity_limit(policy.slack, policy.max_length)
@@ -181,14 +181,25 @@ def most_nbytes(spec: CacheSpec, policy: Policy, length: int) -> int:
         elif rows:
             rows += max(policy.step, rows // 8)
             rows = rows if limit is None else min(rows, limit)
-        row = sum(heads * size for parts in zone.layers for heads, size in parts.values())
-        total += rows * row * policy.storage.dtype.itemsize
-    states = sum(
-        prod(part.shape) * part.dtype(policy.storage).itemsize
-        for layer in spec.recurrent
-        for part in layer.parts.values()
-    )
-    return total + states * (policy.slack + 3)
+        total += rows * row_nbytes(zone, policy.storage)
+    return total
+
+
+def most_checkpoint_nbytes(spec: CacheSpec, storage: DenseStorage) -> int:
+    """The most bytes that one checkpoint holds, wherever it is."""
+    rows = sum((zone.bound or 0) * row_nbytes(zone, storage) for zone in spec.zones)
+    return rows + states_nbytes(spec, storage)
+
+
+def row_nbytes(zone: Zone, storage: DenseStorage) -> int:
+    """Bytes of one position in all layers of a zone."""
+    return sum(heads * size for parts in zone.layers for heads, size in parts.values()) * storage.dtype.itemsize
+
+
+def states_nbytes(spec: CacheSpec, storage: DenseStorage) -> int:
+    """Bytes of the states of all recurrent layers at one position."""
+    parts = [part for layer in spec.recurrent for part in layer.parts.values()]
+    return sum(prod(part.shape) * part.dtype(storage).itemsize for part in parts)
 
 
 def memories(rows: Iterable[Row]) -> list[Memory]:

@@ -41,11 +41,11 @@ def ls(
     if not directory.is_dir():
         raise InputError(f"{directory} is no directory; for a single file there is: exactkv cache show FILE")
     found = describe_store(directory) if is_store(directory) else None
-    saved = _saved(directory)
-    if found is None and not saved:
+    saved, broken = _saved(directory)
+    if found is None and not saved and not broken:
         raise InputError(f"{directory} holds neither a prompt store nor a saved cache")
     if as_json:
-        print_json({"store": found, "files": saved}, indent=2)
+        print_json({"store": found, "files": saved, "broken": broken}, indent=2)
         return
     from exactkv.cache.report import human_bytes
 
@@ -59,6 +59,8 @@ def ls(
         _print(
             table, f"{len(found['texts'])} texts, {human_bytes(found['bytes'])} in all (what texts share counts once)"
         )
+    for one in broken:
+        print(f"broken: {Path(one['file']).name}: {one['what']}")
     if saved:
         table = _table("file", "model", "rows", "tokens", "bytes")
         for one in saved:
@@ -121,13 +123,15 @@ def prune(
     before = None if older_than is None else time.time() - _seconds(older_than)
     from exactkv.cache.report import human_bytes
     from exactkv.cache.store.disk import DiskTier
+    from exactkv.cache.store.trouble import told
 
-    disk = DiskTier(directory, create=False)
-    try:
-        entries, freed = disk.prune(most, before, dry_run)
-        left = disk.index.total() - (freed if dry_run else 0)
-    finally:
-        disk.close()
+    with told(directory):
+        disk = DiskTier(directory, create=False)
+        try:
+            entries, freed = disk.prune(most, before, dry_run)
+            left = disk.index.total() - (freed if dry_run else 0)
+        finally:
+            disk.close()
     if as_json:
         print_json({"entries": entries, "bytes": freed, "left": left, "dry_run": dry_run})
         return
@@ -189,18 +193,22 @@ def _verify_file(place: Path) -> dict[str, Any]:
     return found
 
 
-def _saved(directory: Path) -> list[dict[str, Any]]:
-    """The saved caches in a directory, from their headers."""
+def _saved(directory: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The saved caches in a directory, from their headers, and what is none but seems to have been one."""
     from exactkv.cache import describe_file
+    from exactkv.cache.container import NoneOfOurs
 
-    found = []
+    found: list[dict[str, Any]] = []
+    broken: list[dict[str, Any]] = []
     for path in sorted(directory.iterdir()):
         if path.is_file() and not path.name.startswith((".", "index.sqlite")):
             try:
                 found.append(describe_file(path))
-            except LoadError:
-                continue  # something else
-    return found
+            except NoneOfOurs:
+                continue
+            except LoadError as error:
+                broken.append({"file": str(path), "what": str(error)})
+    return found, broken
 
 
 def _space(space: dict[str, Any]) -> str:

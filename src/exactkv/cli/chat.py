@@ -158,6 +158,10 @@ class Session:
                 asked_to_leave = True
                 tell("\nCtrl-C again or Ctrl-D leaves")
                 continue
+            except InputError as error:  # a line that is no text
+                self.failed = True
+                tell(f"exactkv: {error}")
+                continue
             if text is None:
                 return
             asked_to_leave = False
@@ -225,13 +229,13 @@ class Session:
     def _save(self, path: str) -> None:
         if not path:
             raise InputError("/save takes the directory to save to: /save DIR")
-        self.conversation.save(Path(path).expanduser())
+        self.conversation.save(_place(path))
         tell(f"saved in {path}")
 
     def _load(self, path: str) -> None:
         if not path:
             raise InputError("/load takes the directory of a saved conversation: /load DIR")
-        self.conversation = type(self.conversation).load(Path(path).expanduser(), self.model, self.conversation.store)
+        self.conversation = type(self.conversation).load(_place(path), self.model, self.conversation.store)
         self.tell_loaded()
 
     def tell_loaded(self) -> None:
@@ -246,6 +250,17 @@ class Session:
 
     def _quit(self, _: str) -> None:
         self._left = True
+
+
+def _place(path: str) -> Path:
+    """What is typed after /save and /load."""
+    try:
+        place = Path(path).expanduser()
+    except RuntimeError as error:  # ~ of nobody
+        raise InputError(f"{path!r} names no directory: {error}") from None
+    if "\0" in path:
+        raise InputError(f"{path!r} names no directory: it holds a zero byte")
+    return place
 
 
 def figures(reply: Reply) -> str:

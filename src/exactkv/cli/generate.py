@@ -14,25 +14,33 @@ import typer
 from typer.core import TyperCommand
 
 from exactkv.cli.options import (
+    ChatOrRaw,
     Deadline,
     Device,
+    DraftName,
+    DraftTokens,
     Dtype,
     FrequencyPenalty,
     IncludeStop,
+    MaxBytes,
+    MaxRows,
     MaxTokens,
     MinP,
     MoreSampling,
     PresencePenalty,
     RepetitionPenalty,
     Seed,
+    StepTokens,
     Stop,
     Temp,
     TopK,
     TopP,
+    load_draft,
     sampling_from,
+    size_of,
 )
-from exactkv.cli.output import print_json
-from exactkv.errors import InputError
+from exactkv.cli.output import print_json, told_logprobs, usage
+from exactkv.errors import InputError, LoadError
 
 if TYPE_CHECKING:
     from exactkv.cache import Cache
@@ -46,7 +54,7 @@ class GenerateCommand(TyperCommand):
     """MODEL comes first and may be left out, which a usage line cannot say by itself."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return ["[OPTIONS] [MODEL] PROMPT"]
+        return ["[OPTIONS] [MODEL] PROMPT | [MODEL] --file FILE --out OUT"]
 
 
 def generate(
@@ -76,15 +84,7 @@ def generate(
     frequency_penalty: FrequencyPenalty = 0.0,
     seed: Seed = 0,
     sampling: MoreSampling = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--raw",
-            show_default=False,
-            help="Put the prompt into the model's chat template, or take it as it is. Default: chat if the "
-            "model has a template.",
-        ),
-    ] = None,
+    chat: ChatOrRaw = None,
     system: Annotated[
         str | None,
         typer.Option(metavar="TEXT", show_default=False, help="System message, for chat."),
@@ -106,18 +106,73 @@ def generate(
             min=0,
             metavar="N",
             show_default=False,
-            help="With --json: the log-probability of each token, and of the N most probable ones in its place.",
+            help="With --json or --file: the log-probability of each token, and of the N most probable ones in its "
+            "place.",
         ),
     ] = None,
+    draft: DraftName = "none",
+    draft_tokens: DraftTokens = 12,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help='Many prompts: a JSON object a line, {"prompt": ...} or {"messages": [...]}, with "id" and settings '
+            "of its own where wanted; '-' reads standard input. A single argument is then the MODEL.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT",
+            show_default=False,
+            help="With --file: where results go, a JSON object a line, as they come. What it holds is not done again.",
+        ),
+    ] = None,
+    max_rows: MaxRows = None,
+    step_tokens: StepTokens = None,
+    max_bytes: MaxBytes = None,
 ) -> None:
-    """Generate text from a prompt.
+    """Generate text from a prompt, or from each of many in a file.
 
     The text goes to standard output as it is made, a line about speed and memory to standard error. Ctrl-C
     ends it with what was generated so far.
     """
-    name, text = _model_and_prompt(model, prompt)
+    settings = {
+        "temperature": temp, "top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty, "seed": seed,
+    }  # fmt: skip
     if system is not None and chat is False:
         raise typer.BadParameter("--system belongs to the chat template; leave out --raw")
+    only_one = {"PROMPT": prompt, "--json": as_json or None, "--prompt-cache": prompt_cache}
+    only_many = {"--out": out, "--max-rows": max_rows, "--step-tokens": step_tokens, "--max-bytes": max_bytes}
+    _refuse(only_many if file is None else only_one, file)
+    if file is not None:
+        if out is None:
+            raise typer.BadParameter("--file needs --out: where the results go, such as --out results.jsonl")
+        from exactkv.cli.offline import Job, run
+
+        job = Job(
+            file=file,
+            out=out,
+            model=model,
+            device=device,
+            dtype=dtype,
+            defaults={
+                "max_tokens": max_tokens, "stop": stop or (), "include_stop": include_stop, "deadline": deadline,
+                "logprobs": logprobs,
+            },
+            sampling=sampling_from(settings, sampling),
+            chat=chat,
+            system=system,
+            max_rows=max_rows or 32,
+            step_tokens=step_tokens or max(512, max_rows or 0),
+            max_bytes=None if max_bytes is None else size_of(max_bytes, "--max-bytes"),
+            draft=draft,
+            draft_tokens=draft_tokens,
+        )  # fmt: skip
+        raise typer.Exit(run(job))
+    name, text = _model_and_prompt(model, prompt)
     if logprobs is not None and not as_json:
         raise typer.BadParameter("--logprobs are told in the JSON object; add --json")
     text = _read_stdin() if text == "-" else _decoded(os.fsencode(text), "the prompt")
@@ -127,31 +182,28 @@ def generate(
     from exactkv.generation import stream
     from exactkv.models.load import load
 
-    settings = {
-        "temperature": temp, "top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty,
-        "presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty, "seed": seed,
-    }  # fmt: skip
     chosen = sampling_from(settings, sampling)
+    _check_place(prompt_cache)
     started = time.perf_counter()
-    loaded = load(name if name is not None else _default_model(), device=device, dtype=dtype)
+    loaded = load(name if name is not None else default_model(), device=device, dtype=dtype)
     load_seconds = time.perf_counter() - started
-    given = _as_prompt(loaded, text, chat, system)
+    given = as_prompt(loaded, text, chat, system)
     cache = _saved_cache(prompt_cache, loaded)
     result = Result(
         stream(
             loaded, given, max_tokens, chosen, cache=cache, stop=stop or (), include_stop=include_stop,
-            deadline=deadline, logprobs=logprobs,
+            deadline=deadline, logprobs=logprobs, draft=load_draft(draft, device, dtype), draft_tokens=draft_tokens,
         )
     )  # fmt: skip
     result.run(None if as_json else sys.stdout.write)
-    if prompt_cache is not None:
-        result.generation.cache.save(prompt_cache)
     stats = result.generation.stats
     if as_json:
         print_json(_as_json(loaded, result, stats, load_seconds))
     else:
         print(flush=True)
         print(stats_line(stats) + (" (interrupted)" if result.interrupted else ""), file=sys.stderr)
+    if prompt_cache is not None:
+        _save(result.generation.cache, prompt_cache)
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -192,9 +244,20 @@ def stats_line(stats: Stats) -> str:
         *cached,
         f"generated {rate(stats.generated_tokens, stats.decode_rate)}",
     ]
+    if stats.drafted_tokens:
+        parts.append(f"{stats.accepted_tokens} of {stats.drafted_tokens} guesses came true")
     if stats.first_token_seconds is not None:
         parts.append(f"first token after {stats.first_token_seconds:.2f} s")
     return " · ".join([*parts, f"cache {human_bytes(stats.cache_bytes)}"])
+
+
+def _refuse(options: dict[str, Any], file: str | None) -> None:
+    """Complain of what was given of ``options``: it goes with many prompts, or with one."""
+    for option, value in options.items():
+        if value is not None and file is None:
+            raise typer.BadParameter(f"{option} is for many prompts; add --file, or leave it out")
+        if value is not None:
+            raise typer.BadParameter(f"{option} is for one prompt, and --file has many; leave out one of them")
 
 
 def _model_and_prompt(first: str | None, second: str | None) -> tuple[str | None, str]:
@@ -227,22 +290,54 @@ def _decoded(given: bytes, what: str) -> str:
         raise InputError(f"{what} is not valid UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def _default_model() -> Path:
+def default_model() -> Path:
+    """The embedded model that is taken where none is named."""
     from exactkv.models import embedded
 
     return embedded.default()
 
 
 def _saved_cache(file: Path | None, model: Model) -> Cache | None:
-    """The cache in ``file``, None where there is no such file. Raises LoadError where it is another model's."""
-    if file is None or not file.exists():
+    """The cache in ``file``, an empty one where there is no such file. Raises LoadError where it does not fit."""
+    if file is None:
         return None
     from exactkv.cache import load_cache
+    from exactkv.generation.reuse import CHECKPOINTS
 
-    return load_cache(file, model)
+    if not file.exists():
+        return model.new_cache(checkpoints=CHECKPOINTS)
+    advice = f"delete {file}, or name another file with --prompt-cache"
+    try:
+        cache = load_cache(file, model)
+    except LoadError as error:
+        raise LoadError(f"{error}. Or {advice}") from None
+    if cache.batch_size != 1 or cache.max_length != model.spec.max_length:
+        what = f"{cache.batch_size} rows of at most {cache.max_length} tokens"
+        raise LoadError(f"{file} holds {what}; expected one row of at most {model.spec.max_length}: {advice}")
+    return cache
 
 
-def _as_prompt(model: Model, prompt: str, chat: bool | None, system: str | None) -> Prompt:
+def _check_place(file: Path | None) -> None:
+    """Before anything is computed: whether a cache can be saved there."""
+    if file is None:
+        return
+    if file.is_dir():
+        raise InputError(f"--prompt-cache is {file}, a directory; give a file's name")
+    if not file.parent.is_dir():
+        raise InputError(f"--prompt-cache is {file}, and there is no directory {file.parent}; make it first")
+    if not os.access(file.parent, os.W_OK):
+        raise InputError(f"--prompt-cache is {file}, and nothing can be written in {file.parent}")
+
+
+def _save(cache: Cache, file: Path) -> None:
+    try:
+        cache.save(file)
+    except OSError as error:
+        raise InputError(f"the prompt cache could not be saved to {file}: {error.strerror or error}") from None
+
+
+def as_prompt(model: Model, prompt: str, chat: bool | None, system: str | None) -> Prompt:
+    """A text as the command's options want it: within the chat template, or as it is."""
     if chat is None:
         chat = model.tokenizer is not None and model.tokenizer.chat_template is not None
         if not chat and system is not None:
@@ -262,14 +357,12 @@ def _as_json(model: Model, result: Result, stats: Stats, load_seconds: float) ->
         "tokens": result.tokens,
         "finish_reason": "interrupted" if result.interrupted else result.generation.finish_reason,
         "matched": result.generation.matched,
-        **({} if result.generation.num_logprobs is None else {"logprobs": _logprobs(model, result.generation)}),
-        "usage": {
-            "prompt_tokens": stats.prompt_tokens,
-            "cached_tokens": stats.cached_tokens,
-            "fed_tokens": stats.fed_tokens,
-            "completion_tokens": len(result.tokens),
-            "total_tokens": stats.prompt_tokens + len(result.tokens),
-        },
+        **(
+            {}
+            if result.generation.num_logprobs is None
+            else {"logprobs": told_logprobs(model, result.generation.logprobs)}
+        ),
+        "usage": usage(stats, len(result.tokens)),
         "timings": {
             "load_seconds": load_seconds,
             "prefill_seconds": stats.prefill_seconds,
@@ -280,21 +373,3 @@ def _as_json(model: Model, result: Result, stats: Stats, load_seconds: float) ->
         },
         "cache_bytes": stats.cache_bytes,
     }
-
-
-def _logprobs(model: Model, generation: Generation) -> list[dict[str, Any]]:
-    """One object a token; see docs/generation.md."""
-
-    def told(token: int, logprob: float) -> dict[str, Any]:
-        text = None if model.tokenizer is None else model.tokenizer.decode([token], skip_special_tokens=False)
-        return {"token": token, "text": text, "logprob": logprob}
-
-    return [
-        {
-            **told(at.token, at.logprob),
-            "sampled_logprob": at.sampled_logprob,
-            "top_logprobs": [told(*pair) for pair in at.top_logprobs],
-            "sampled_top_logprobs": [told(*pair) for pair in at.sampled_top_logprobs],
-        }
-        for at in generation.logprobs
-    ]

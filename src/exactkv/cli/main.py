@@ -15,6 +15,7 @@ from exactkv.cli.cache import cache
 from exactkv.cli.chat import chat
 from exactkv.cli.generate import GenerateCommand, generate
 from exactkv.cli.models import models
+from exactkv.cli.perplexity import perplexity
 from exactkv.cli.verify import verify
 from exactkv.errors import ExactKVError
 
@@ -63,6 +64,7 @@ app = typer.Typer(
 app.command(cls=GenerateCommand)(generate)
 app.command()(chat)
 app.command()(models)
+app.command()(perplexity)
 app.command()(verify)
 app.add_typer(cache, name="cache")
 

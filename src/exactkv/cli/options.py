@@ -13,6 +13,7 @@ from exactkv.errors import InputError
 
 if TYPE_CHECKING:
     from exactkv.generation import Sampling
+    from exactkv.models.model import Model
 
 MODEL_FORMS = "A directory, a .gguf file, a hub id (org/name) or the name of an embedded model."
 
@@ -45,6 +46,37 @@ Deadline = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64, or auto: the model's own.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ..., or auto: cuda where there is one.")]
+ChatOrRaw = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--raw",
+        show_default=False,
+        help="Put the prompt into the model's chat template, or take it as it is. Default: chat if the "
+        "model has a template.",
+    ),
+]
+DraftName = Annotated[
+    str,
+    typer.Option(
+        "--draft",
+        metavar="lookup|MODEL|none",
+        help="Guess what follows, to be checked many tokens at once: from the text itself, or by a smaller model of "
+        "the same vocabulary. It changes the speed, not the text.",
+    ),
+]
+DraftTokens = Annotated[int, typer.Option(min=1, help="With --draft: check at most this many guesses in a pass.")]
+MaxRows = Annotated[
+    int | None, typer.Option(min=1, show_default="32", help="With --file: at most this many prompts at once.")
+]
+StepTokens = Annotated[
+    int | None, typer.Option(min=1, show_default="512", help="With --file: at most this many tokens a forward pass.")
+]
+MaxBytes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE", show_default=False, help="With --file: the most that caches may take, such as 2GB or 512MiB."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
@@ -64,6 +96,15 @@ def sampling_from(given: Mapping[str, Any], more: str | None) -> Sampling:
     if both := settings.keys() & content.keys():
         raise InputError(f"{min(both)} is given by an option and in --sampling; leave it out of one")
     return Sampling.from_dict({**content, **settings})
+
+
+def load_draft(name: str, device: str, dtype: str) -> Model | str | None:
+    """What ``--draft`` names, as `stream` takes it."""
+    if name in ("lookup", "none"):
+        return None if name == "none" else name
+    from exactkv.models.load import load
+
+    return load(name, device=device, dtype=dtype)
 
 
 SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,

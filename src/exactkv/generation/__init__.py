@@ -1,9 +1,10 @@
 """Text from a model: sampling, stopping and the token loop."""
 
-from exactkv.generation.batch import Result, generate, generate_each
+from exactkv.generation.batch import Completion, generate, generate_each
 from exactkv.generation.draft import Draft, ModelDraft, PromptLookup
 from exactkv.generation.engine import Engine
 from exactkv.generation.loop import Generation, Stats, stream
+from exactkv.generation.perplexity import Perplexity, perplexity
 from exactkv.generation.prompts import Prompt, end_token_ids, prompt_ids
 from exactkv.generation.request import Request, Update
 from exactkv.generation.sampling import GREEDY, Choice, History, Logprobs, Sampling, choose, choose_run
@@ -11,7 +12,33 @@ from exactkv.generation.stopping import Ending, Stopping
 from exactkv.generation.text import Piece, Text, make_text
 
 __all__ = [
-    "GREEDY", "Choice", "Draft", "Ending", "Engine", "Generation", "History", "Logprobs", "ModelDraft", "Piece",
-    "Prompt", "PromptLookup", "Request", "Result", "Sampling", "Stats", "Stopping", "Text", "Update", "choose",
-    "choose_run", "end_token_ids", "generate", "generate_each", "make_text", "prompt_ids", "stream",
+    "GREEDY",
+    "Choice",
+    "Completion",
+    "Draft",
+    "Ending",
+    "Engine",
+    "Generation",
+    "History",
+    "Logprobs",
+    "ModelDraft",
+    "Perplexity",
+    "Piece",
+    "Prompt",
+    "PromptLookup",
+    "Request",
+    "Sampling",
+    "Stats",
+    "Stopping",
+    "Text",
+    "Update",
+    "choose",
+    "choose_run",
+    "end_token_ids",
+    "generate",
+    "generate_each",
+    "make_text",
+    "perplexity",
+    "prompt_ids",
+    "stream",
 ]  # fmt: skip

@@ -16,14 +16,13 @@ from exactkv.cache.store import PromptStore
 from exactkv.errors import InputError, LoadError
 from exactkv.generation import saved
 from exactkv.generation.loop import Generation, Stats, stream
-from exactkv.generation.reuse import common_prefix
+from exactkv.generation.reuse import CHECKPOINTS, common_prefix
 from exactkv.generation.sampling import GREEDY, Sampling
+from exactkv.generation.stopping import Stopping
 from exactkv.generation.text import Piece
 from exactkv.models.model import Model
 
 Message = dict[str, str]
-CHECKPOINTS = CheckpointPolicy(every=1024, max_bytes=1 << 30)
-"""For edits within long texts, in bounded memory."""
 WORTH_A_LOOKUP = 64
 """A store is asked where the conversation's own cache leaves more tokens than this to feed."""
 
@@ -154,8 +153,11 @@ class Conversation:
         content = saved.read(Path(directory))
         try:
             messages = [{"role": str(m["role"]), "content": str(m["content"])} for m in content["messages"]]
-            sampling, max_tokens = Sampling(**content["sampling"]), int(content["max_tokens"])
-        except (KeyError, TypeError, ValueError, InputError) as error:
+            sampling, max_tokens = Sampling.from_dict(content["sampling"]), content["max_tokens"]
+            Stopping(max_tokens)
+            if wrong := [m["role"] for m in messages if m["role"] not in ("system", "user", "assistant")]:
+                raise InputError(f"the role {wrong[0]!r}")
+        except (KeyError, TypeError, ValueError, OverflowError, InputError) as error:
             raise LoadError(f"{directory} holds no conversation as exactkv saves it: {error!r}") from error
         made = cls(model, None, sampling, max_tokens, store=store)
         made.messages = messages

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from operator import index
+from typing import Any, Protocol
 
 from exactkv.errors import InputError
-from exactkv.generation.reuse import reuse
+from exactkv.generation.reuse import PREFILL_WIDTH, reuse
 from exactkv.generation.sampling import GREEDY, History, Sampling, choose
 from exactkv.models.model import Model
-
-PREFILL_WIDTH = 512
 
 
 class Draft(Protocol):
@@ -70,6 +69,19 @@ class ModelDraft:
         self.model, self.sampling = model, sampling
         self.cache = model.new_cache()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its cache."""
+        return self.cache.nbytes
+
+    def most_nbytes(self, length: int, most: int) -> int:
+        """The most that its cache takes for a text of ``length`` tokens and ``most`` guesses."""
+        return self.cache.most_nbytes(length + most, slack=max(self.cache.slack, most))
+
+    def release(self) -> None:
+        """Give its memory back; it reads the text anew where it is asked again."""
+        self.cache = self.model.new_cache()
+
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
         """See Draft."""
         limit = self.cache.max_length
@@ -86,12 +98,33 @@ class ModelDraft:
         while len(guess) < most:
             logits = self.model([text[-1:]], cache=self.cache, logits="last")
             assert logits is not None
-            (token,) = choose(logits, [self.sampling], [len(text)], [history]).ids()
+            token = int(choose(logits, [self.sampling], [len(text)], [history]).tokens)
+            if token < 0:  # nothing to choose from: no guess, and no reason to end the text
+                break
             guess.append(token)
             text.append(token)
             if history is not None:
                 history.append(token)
         return guess
+
+
+def guess_of(draft: Draft | None, ids: Sequence[int], most: int, vocab_size: int) -> list[int]:
+    """At most ``most`` guesses of ``draft`` for the text ``ids``, of which it sees a copy. Raises InputError where it
+    fails, or gives what are no token ids."""
+    if draft is None or most < 1:
+        return []
+    name = type(draft).__name__
+    try:
+        given: Any = draft.propose(tuple(ids), most)
+        listed = given.tolist() if hasattr(given, "tolist") else list(given)
+        guess = [index(token) for token in listed[:most]]
+    except Exception as error:  # somebody else's code
+        raise InputError(
+            f"the draft {name} failed: {type(error).__name__}: {error}; expected a list of token ids"
+        ) from error
+    if wrong := [token for token in guess if not 0 <= token < vocab_size]:
+        raise InputError(f"the draft {name} guessed token {wrong[0]}; the vocabulary is 0 to {vocab_size - 1}")
+    return guess
 
 
 def make_draft(given: Draft | Model | str | None, model: Model, sampling: Sampling) -> Draft | None:
@@ -107,7 +140,7 @@ def make_draft(given: Draft | Model | str | None, model: Model, sampling: Sampli
                 "smaller model of the same family, with the same tokenizer"
             )
         return ModelDraft(given, sampling)
-    if callable(getattr(given, "propose", None)) and not isinstance(given, str):
+    if callable(getattr(given, "propose", None)) and not isinstance(given, str | type):
         return given
     raise InputError(f"draft is {given!r}; expected 'lookup', a model, a Draft, or None")
 

@@ -11,15 +11,13 @@ from torch import Tensor
 from exactkv.cache import Cache
 from exactkv.cache.checks import is_int, listed, require
 from exactkv.errors import InputError
-from exactkv.generation.draft import Draft, DraftLength, make_draft
+from exactkv.generation.draft import Draft, DraftLength, guess_of, make_draft
 from exactkv.generation.prompts import Prompt
-from exactkv.generation.reuse import next_stop, reuse
+from exactkv.generation.reuse import PREFILL_WIDTH, next_stop, reuse
 from exactkv.generation.sampling import GREEDY, Logprobs, Sampling
+from exactkv.generation.stopping import Stopping
 from exactkv.generation.text import Piece, Text, make_text
 from exactkv.models.model import Model
-
-PREFILL_WIDTH = 512
-"""Prompt tokens a forward pass: enough to use the machine, few enough to bound memory and answer Ctrl-C."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +108,16 @@ class Generation(Iterator[Piece]):
         return self._text.logprobs
 
     @property
+    def sampling(self) -> Sampling:
+        """How tokens are chosen, its texts resolved to token ids."""
+        return self._text.sampling
+
+    @property
+    def stopping(self) -> Stopping:
+        """What ends it."""
+        return self._text.stopping
+
+    @property
     def num_logprobs(self) -> int | None:
         """Of how many top tokens the log-probability is told; None: of none, nor of those chosen."""
         return self._text.num_logprobs
@@ -172,7 +180,8 @@ class Generation(Iterator[Piece]):
                 self.cache.checkpoint(label=self._marks[stop])
             self._prefill_seconds = time.perf_counter() - started
             if self._text.ending.late:
-                return self._text.give_up()
+                self._text.give_up()
+                return self._text.piece()
         piece = self._take(logits, [])
         self._prefill_seconds = self._first_token_seconds = time.perf_counter() - started
         return piece
@@ -187,7 +196,7 @@ class Generation(Iterator[Piece]):
         if self._draft is None:
             return []
         most = min(self._length.next(), self._text.room - 1)
-        guess = self._draft.propose(self._text.ids, most) if most > 0 else []
+        guess = guess_of(self._draft, self._text.ids, most, self.model.spec.vocab_size)
         self._drafted += len(guess)
         return guess
 
@@ -196,14 +205,14 @@ class Generation(Iterator[Piece]):
         assert logits is not None
         choice = self._text.choose(logits, guess)
         before = len(self.tokens)
-        piece = self._text.take(choice.ids(), choice.logprobs, guess)
+        self._text.take(choice.ids(), choice.logprobs, guess)
         if guess:
             accepted = len(self.tokens) - before - 1
             self._accepted += accepted
             self._length.learn(len(guess), accepted)
             self.cache.rewind(len(self._text.ids) - 1)
             self._position = self.cache.lengths[0]
-        return piece
+        return self._text.piece()
 
     def _feed(self, tokens: Sequence[int], logits: str) -> Tensor | None:
         self._check_position()

@@ -14,7 +14,7 @@ from exactkv.generation.text import Piece, Text
 
 
 class Update(NamedTuple):
-    """What a step did for a request: a piece of its text, or the error that ended it."""
+    """What a step did for a request: the next piece of its text, or the error that ended it."""
 
     request: Request
     piece: Piece | None
@@ -70,15 +70,15 @@ class Request:
             accepted_tokens=self.accepted_tokens,
         )
 
-    def begin(self) -> None:
-        """It has a row from now on."""
-        self.began = self.began or time.perf_counter()
+    def begin(self, cached: int) -> None:
+        """It has a row from now on, in which so many tokens of its prompt are already."""
+        self.began, self.cached_tokens = time.perf_counter(), cached
 
     def note_first_token(self) -> None:
-        """It has a token, if it had none before."""
-        self.first_token = self.first_token or time.perf_counter()
+        """Its prompt's last token was fed, and the first of its own was chosen."""
+        self.first_token = time.perf_counter()
+        self.fed_tokens += 1
 
-    def end(self) -> None:
+    def end(self, error: InputError | None = None) -> None:
         """Nothing more will come."""
-        self.ended = time.perf_counter()
-        self.cache = None
+        self.ended, self.error = time.perf_counter(), error

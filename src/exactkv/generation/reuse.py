@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from exactkv.cache import Cache
+from exactkv.cache import Cache, CheckpointPolicy
+
+PREFILL_WIDTH = 512
+"""Prompt tokens a forward pass: enough to use the machine, few enough to bound memory and answer Ctrl-C."""
+CHECKPOINTS = CheckpointPolicy(every=1024, max_bytes=1 << 30)
+"""Where nothing else is said, for caches that will be reused: for edits within long texts, in bounded memory."""
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

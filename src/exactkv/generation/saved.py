@@ -69,11 +69,14 @@ def read_cache(directory: Path, content: dict[str, Any], model: Model) -> tuple[
     if not isinstance(name, str) or Path(name).name != name:
         return None, f"{directory / NAME} names no cache file"
     try:
-        return load_cache(directory / name, model), None
+        cache = load_cache(directory / name, model)
     except LoadError as error:
         return None, str(error)
     except OSError as error:
         return None, f"{directory / name}: {error.strerror or error}"
+    if cache.batch_size != 1:
+        return None, f"{directory / name} holds {cache.batch_size} rows; a conversation has one"
+    return cache, None
 
 
 def _is_ours(directory: Path) -> bool:

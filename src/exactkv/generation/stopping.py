@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from exactkv.cache.checks import is_int, listed
+from exactkv.cache.checks import is_int, is_number, listed
 from exactkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ class Stopping:
         if not isinstance(self.include_stop, bool):
             raise InputError(f"include_stop is {self.include_stop!r}; expected True or False")
         given = self.deadline
-        seconds = given is None or (isinstance(given, int | float) and not isinstance(given, bool) and given > 0)
-        if not seconds or given == math.inf:
+        if given is not None and not (is_number(given) and 0 < given < math.inf):
             raise InputError(f"deadline is {given!r}; expected seconds, a number above 0, or None")
         object.__setattr__(self, "token_ids", frozenset(ids))
         object.__setattr__(self, "strings", tuple(strings))

@@ -58,6 +58,8 @@ class Text:
         self._history = History(prompt) if sampling.reads_text else None
         self._silent = model.tokenizer is None
         self._told = 0
+        self._unsaid = ""
+        self._ended = False
 
     @property
     def ids(self) -> Sequence[int]:
@@ -84,12 +86,9 @@ class Text:
         samplings, positions, histories, asked = zip(*given, strict=True)
         return choose(logits, samplings, positions, histories, asked)
 
-    def take(
-        self, tokens: Sequence[int], logprobs: Sequence[Logprobs | None], guess: Sequence[int] = ()
-    ) -> Piece | None:
+    def take(self, tokens: Sequence[int], logprobs: Sequence[Logprobs | None], guess: Sequence[int] = ()) -> None:
         """Add the first of ``tokens``, and of the others as many as follow a guess that came true, up to the text's
-        end. Returns what can be said now, None while it is held back."""
-        said = ""
+        end."""
         for i, token in enumerate(tokens):
             full = self.limit is not None and len(self._ids) >= self.limit
             self.generated.append(token)
@@ -99,19 +98,22 @@ class Text:
                 self.logprobs.append(told)
             if self._history is not None:
                 self._history.append(token)
-            said += self.ending.feed(token, full)
+            self._unsaid += self.ending.feed(token, full)
             if self.ending.reason is not None or i >= len(guess) or guess[i] != token:
                 break
-        return self._piece(said)
 
-    def give_up(self) -> Piece | None:
+    def give_up(self) -> None:
         """The deadline is over."""
-        return self._piece(self.ending.give_up())
+        self._unsaid += self.ending.give_up()
 
-    def _piece(self, said: str) -> Piece | None:
-        if not said and not self._silent and self.ending.reason is None:
+    def piece(self) -> Piece | None:
+        """What has come since the last piece; None where there is nothing to say, or it is held back."""
+        new = self._told < len(self.generated) or (self.ending.reason is not None and not self._ended)
+        if not new or not (self._unsaid or self._silent or self.ending.reason is not None):
             return None
+        said, self._unsaid = self._unsaid, ""
         self.shown += said
+        self._ended = self.ending.reason is not None
         start, self._told = self._told, len(self.generated)
         tokens, logprobs = tuple(self.generated[start:]), tuple(self.logprobs[start:])
         return Piece(said, tokens, self.ending.reason, self.ending.matched, logprobs)
@@ -145,4 +147,8 @@ def make_text(
     if len(ids) > limit:
         raise InputError(f"the prompt has {len(ids)} tokens; at most {limit} fit. Shorten it.")
     ends = end_token_ids(model) if stop_token_ids is None else stop_token_ids
-    return Text(model, ids, Stopping(max_tokens, ends, stop, include_stop, deadline), sampling, logprobs, limit)
+    stopping = Stopping(max_tokens, ends, stop, include_stop, deadline)
+    vocab_size = model.spec.vocab_size
+    if stop_token_ids is not None and (wrong := [i for i in stopping.token_ids if not 0 <= i < vocab_size]):
+        raise InputError(f"stop_token_ids name token {wrong[0]}; the vocabulary is 0 to {vocab_size - 1}")
+    return Text(model, ids, stopping, sampling, logprobs, limit)

@@ -22,7 +22,7 @@ from exactkv.models.families import Family, find_family
 from exactkv.models.formats import open_directory
 from exactkv.models.model import Model
 from exactkv.models.parameters import parameters
-from exactkv.models.plan import Piece, plan_reading, stored_name
+from exactkv.models.plan import Piece, as_saved, plan_reading, stored_name
 from exactkv.models.source import DirectorySource, TensorSource, read_json
 from exactkv.models.spec import DecoderSpec, check_spec
 
@@ -51,7 +51,9 @@ def load(
     ``accept_fields``: fields of the config that the caller has judged not to change the arithmetic.
     ``progress``: a bar on stderr always, never, or (None) on a terminal if loading takes more than a second.
 
-    Memory for the weights is taken once, on ``device`` in ``dtype``, and filled piece by piece.
+    Memory for the weights is taken once, on ``device`` in ``dtype``, and filled in pieces of a few megabytes or of one
+    expert. Weights that must be computed (quantized ones, some of GGUF's) may take a second copy of two tensors at a
+    time meanwhile.
     Raises InputError for arguments that do not fit, LoadError where the model cannot be found, read or run.
     """
     if quantize is not None:
@@ -61,7 +63,7 @@ def load(
     source, stored = _open(place)
     family, fields = text_config(source.config)
     spec = read_spec(family, fields, accept_fields)
-    family = source.named(family)
+    family = as_saved(source.named(family), source.shapes())
     is_zero = source.is_zero if isinstance(source, DirectorySource) else lambda _: False
     pieces = plan_reading(family, spec, source.shapes(), name, is_zero)
     _check_tied(source, family, spec, name)

@@ -4,18 +4,49 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from exactkv.errors import LoadError
 from exactkv.models.families import Alternating, Family, Source
+from exactkv.models.families.family import Names
 from exactkv.models.parameters import Parameter, parameters
 from exactkv.models.source import TensorSource, shown
 from exactkv.models.spec import DecoderSpec
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+def as_saved(family: Family, shapes: Shapes) -> Family:
+    """The family with the names that the files (``shapes`` by name) use: what is saved as a base model, without a
+    head of its own, lacks the first part of all names ("model.", "backbone.", "gpt_neox.")."""
+    first = _name(family.names["embedding.weight"][0]).split(".")[0] + "."
+
+    def shortened(table: Names) -> Names:
+        return {
+            ours: tuple(
+                source.removeprefix(first)
+                if isinstance(source, str)
+                else replace(source, name=source.name.removeprefix(first))
+                for source in sources
+            )
+            for ours, sources in table.items()
+        }
+
+    patterns = tuple(pattern.removeprefix(re.escape(first)) for pattern in family.left_aside)
+    base = replace(
+        family,
+        names=shortened(family.names),
+        instead=tuple(map(shortened, family.instead)),
+        prefixes=tuple(prefix.removeprefix(first) for prefix in family.prefixes),
+        left_aside=(*family.left_aside, *patterns),
+    )
+
+    def holds(family: Family) -> bool:
+        return any(s in shapes for prefix in family.prefixes for s in _known(family, prefix, "embedding.weight"))
+
+    return base if holds(base) and not holds(family) else family
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +65,12 @@ class Piece:
     def fill(self, weights: Mapping[str, Tensor], source: TensorSource) -> int:
         """Read the tensor into its place; the number of bytes there."""
         out = weights[self.ours][self.index]
-        in_files_order = out.transpose(-1, -2) if self.transposed else out
-        if self.alternating is None:
-            source.read(self.source, in_files_order)
-        else:
-            axis, parts, block = self.alternating
-            stored = torch.empty(self.shape, dtype=out.dtype, device=out.device)
-            source.read(self.source, stored)
-            stored = stored.transpose(-1, -2) if self.transposed else stored
-            turns = stored.unflatten(axis, (-1, parts, block)).transpose(axis, axis + 1)
-            out.copy_(turns.flatten(axis, axis + 2))
-        return out.nbytes
+        nbytes, rows = out.nbytes, -2
+        if self.alternating is not None:
+            rows, parts, block = self.alternating
+            out = out.unflatten(rows, (parts, -1, block)).transpose(rows, rows + 1)
+        source.read(self.source, out.movedim(-1, rows) if self.transposed else out)
+        return nbytes
 
 
 def plan_reading(
@@ -79,9 +105,14 @@ def plan_reading(
         if names
     ]
     if problems:
+        reason = "Either config and weights are not of the same model, or it has parts that are not supported."
+        if not unknown and not misshapen and all(p.ours.startswith("head.") for p in pieces if p.source in missing):
+            reason = (
+                "This is a base model without a head; expected a model for text. Take that one, or, where its head is "
+                "the embedding, set tie_word_embeddings to true in config.json."
+            )
         raise LoadError(
-            f"{name}: the tensors do not fit the config of a {family.name} model: {'; '.join(problems)}. "
-            "Either config and weights are not of the same model, or it has parts that are not supported."
+            f"{name}: the tensors do not fit the config of a {family.name} model: {'; '.join(problems)}. {reason}"
         )
     return pieces
 
@@ -113,7 +144,7 @@ def _pieces(
             if isinstance(source, Alternating):
                 heads = spec.layers[int(layer[1])].attention if layer and source.by_head else None
                 block = getattr(heads, "head_dim", 1)
-                turns = (parameter.axis, source.parts, block)
+                turns = (parameter.axis if e is None else parameter.axis - 1, source.parts, block)
             yield Piece(stored, shape, ours, index, transposed, turns)
         first += rows
 

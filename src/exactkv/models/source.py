@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -52,8 +52,10 @@ class TensorSource(Protocol):
         ...
 
     def read(self, name: str, out: Tensor) -> None:
-        """Write a tensor into ``out``: of the same shape; of any floating dtype, stride and device. No second
-        copy of it is made in memory. Different tensors may be read from different threads at once.
+        """Write a tensor into ``out``: of the same shape, or of that with axes split in several (`is_split`); of any
+        floating dtype, stride and device. What is stored as it is goes there in pieces of a few megabytes, or one
+        index of its first axis; what must be computed (quantized weights) may be held whole meanwhile, stored and
+        computed. Different tensors may be read from different threads at once.
         Raises LoadError where the shapes differ or the file turns out to be damaged."""
         ...
 
@@ -117,7 +119,10 @@ class DirectorySource:
         file, tensor = self._tensors[name]
         if tensor.dtype not in STORED:
             raise LoadError(f"{file.path}: tensor {name!r} is {tensor.dtype}; supported are {', '.join(STORED)}.")
-        return torch.cat([piece.reshape(-1) for _, _, piece in file.pieces(tensor)]).view(tensor.shape)
+        whole = torch.empty(tensor.shape, dtype=STORED[tensor.dtype])
+        for first, last, piece in file.pieces(tensor):
+            whole[first:last].copy_(piece) if tensor.shape else whole.copy_(piece)
+        return whole
 
     def refuse_quantized(self) -> None:
         """Raise LoadError where weights are not stored as they are."""
@@ -175,24 +180,26 @@ class SafetensorsFile:
                 self.tensors[name] = StoredTensor(name, stored.get_dtype(), tuple(stored.get_shape()))
 
     def read(self, tensor: StoredTensor, out: Tensor) -> None:
-        """Write a tensor into ``out``. Raises LoadError for another shape or a dtype not in FLOATS."""
+        """See TensorSource.read. Raises LoadError for another shape or a dtype not in FLOATS."""
         if tensor.dtype not in FLOATS:
             raise LoadError(
                 f"{self.path}: tensor {tensor.name!r} is {tensor.dtype}; supported are {', '.join(FLOATS)}. "
                 "Take the model's version that is not quantized."
             )
-        if tuple(out.shape) != tensor.shape:
+        if not is_split(tensor.shape, out.shape):
             raise LoadError(
                 f"{self.path}: tensor {tensor.name!r} has the shape {list(tensor.shape)}; "
                 f"it was to be written into {list(out.shape)}."
             )
-        for first, last, piece in self.pieces(tensor):
-            out[first:last].copy_(piece) if tensor.shape else out.copy_(piece)
+        each = max(1, tensor.shape[0] // max(1, out.shape[0])) if tensor.shape else 1  # rows of an index of ``out``
+        for first, last, piece in self.pieces(tensor, each):
+            place = out[first // each : last // each] if tensor.shape else out
+            place.copy_(piece.view(place.shape))
 
-    def pieces(self, tensor: StoredTensor) -> Iterator[tuple[int, int, Tensor]]:
-        """The tensor cut along its first axis: (from, to, values)."""
+    def pieces(self, tensor: StoredTensor, multiple: int = 1) -> Iterator[tuple[int, int, Tensor]]:
+        """The tensor cut along its first axis, ``multiple`` rows or more a piece: (from, to, values)."""
         rows = tensor.shape[0] if tensor.shape else 1
-        step = max(1, _PIECE * rows // max(1, tensor.nbytes))
+        step = multiple * max(1, _PIECE * rows // max(1, tensor.nbytes * multiple))
         for first in range(0, rows, step):
             last = min(rows, first + step)
             with self._open() as file:
@@ -210,6 +217,18 @@ class SafetensorsFile:
             raise LoadError(f"can't read {self.path}: {error.strerror or error}.") from error
         except SafetensorError as error:
             raise LoadError(f"{self.path} is truncated or damaged: {error}. {_AGAIN}") from error
+
+
+def is_split(shape: Sequence[int], given: Sequence[int]) -> bool:
+    """Whether ``given`` is ``shape``, or that with axes split in several."""
+    rest = list(given)
+    for size in shape:
+        found = rest.pop(0) if rest else 0
+        while rest and found < size:
+            found *= rest.pop(0)
+        if found != size:
+            return False
+    return all(size == 1 for size in rest)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -256,6 +275,9 @@ def _weight_files(path: Path) -> list[SafetensorsFile]:
         return [SafetensorsFile(single)]
     if index.is_file():
         return _shards(path, index)
+    only = path / "model-00001-of-00001.safetensors"  # one shard needs no index
+    if only.is_file():
+        return [SafetensorsFile(only)]
     raise _no_weights(path)
 
 
@@ -267,9 +289,11 @@ def _shards(path: Path, index: Path) -> list[SafetensorsFile]:
     if outside := [name for name in names if Path(name).name != name]:
         raise LoadError(f"{index} names files outside of its directory: {shown(outside)}.")
     if missing := [name for name in names if not (path / name).is_file()]:
+        there = _there(path, names)
+        stale = " If those are the whole model, the index is an older one's: take theirs." if there else ""
         raise LoadError(
             f"{path}: {len(missing)} of {len(names)} shards that {index.name} names are missing: "
-            f"{shown(missing)}. Download or copy them too."
+            f"{shown(missing)}. Download or copy them too.{there}{stale}"
         )
     files = {name: SafetensorsFile(path / name) for name in names}
     if lacking := [f"{t} (in {file})" for t, file in places.items() if t not in files[file].tensors]:
@@ -283,16 +307,23 @@ def _shards(path: Path, index: Path) -> list[SafetensorsFile]:
     return list(files.values())
 
 
+def _there(path: Path, but: Collection[str] = ()) -> str:
+    """A sentence that names the weight files of a directory, but for some; nothing if there are none."""
+    others = sorted(file.name for pattern in ("*.safetensors", "*.gguf") for file in path.glob(pattern))
+    others = [name for name in others if name not in but]
+    return f" It holds {shown(others)}." if others else ""
+
+
 def _no_weights(path: Path) -> LoadError:
+    if (path / "model.safetensors").is_dir():
+        return LoadError(f"{path / 'model.safetensors'} is a directory, expected a file. {_AGAIN}")
     if pickles := sorted({file.name for pattern in _PICKLES for file in path.glob(pattern)}):
         return LoadError(
             f"{path} has its weights only as pickles ({shown(pickles)}), which can run any code and are "
             "never read. Where you trust them, convert them: transformers' AutoModelForCausalLM"
             ".from_pretrained(path).save_pretrained(other_path) writes safetensors."
         )
-    others = sorted(file.name for pattern in ("*.safetensors", "*.gguf") for file in path.glob(pattern))
-    found = f" It holds {shown(others)}." if others else ""
     return LoadError(
-        f"{path} has no model.safetensors and no model.safetensors.index.json.{found} "
+        f"{path} has no model.safetensors and no model.safetensors.index.json.{_there(path)} "
         "Download the weights too, or give a .gguf file."
     )

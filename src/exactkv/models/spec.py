@@ -314,7 +314,8 @@ class DecoderSpec:
 
 def check_spec(part: object, name: str = "decoder") -> None:
     """Raise ValueError where a number of a spec is of another kind than declared, not finite, or has no meaning:
-    sizes and counts are integers of 1 or more, factors are above 0, offsets and scales of terms 0 or more."""
+    sizes and counts are integers of 1 or more, factors are above 0, offsets and scales of terms 0 or more; and where
+    a token would go to more experts than may be chosen."""
     may_be_zero = {
         "anchors", "first", "norm_offset", "shared_intermediate_size", "shares", "sparsity", "QueryTemperature.scale",
         "dt_min",
@@ -333,3 +334,6 @@ def check_spec(part: object, name: str = "decoder") -> None:
             fits = (whole if str(f.type).startswith("int") else number) and not isinstance(value, bool)
             if not fits or not isfinite(value) or value < 0 or (value == 0 and not zero):
                 raise ValueError(f"{where} would be {value!r}")
+    if isinstance(part, MoeSpec) and part.top_k > part.num_experts // part.groups * part.top_groups:
+        best = f"the {part.top_groups} best of {part.groups} groups of " if part.groups > 1 else ""
+        raise ValueError(f"num_experts_per_tok would be {part.top_k}, more than {best}{part.num_experts} experts hold")

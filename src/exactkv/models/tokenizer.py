@@ -17,6 +17,7 @@ from exactkv.models.text_stream import TextStream
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from tokenizers import Encoding
     from tokenizers import Tokenizer as Backend
 
 # Files of tokenizers that transformers can convert to tokenizer.json.
@@ -104,6 +105,15 @@ class Tokenizer:
         add_special_tokens: also add what the model expects around a text (usually a bos token in front).
         Raises InputError if `text` is no string of valid Unicode.
         """
+        return self._encoded(text, add_special_tokens).ids
+
+    def encode_with_spans(self, text: str, add_special_tokens: bool = True) -> tuple[list[int], list[tuple[int, int]]]:
+        """As `encode`, and for each token where what it stands for begins and ends among the text's characters: twice
+        the same place where it stands for none, and the whole character where for a part of one."""
+        encoded = self._encoded(text, add_special_tokens)
+        return encoded.ids, encoded.offsets
+
+    def _encoded(self, text: str, add_special_tokens: bool) -> Encoding:
         if not isinstance(text, str):
             raise InputError(f"encode takes a str, given {type(text).__name__}; for many texts call it once each.")
         try:
@@ -113,7 +123,7 @@ class Tokenizer:
                 f"the text holds half of a surrogate pair at character {error.start}, which is not valid "
                 "Unicode; decode it properly or replace it first."
             ) from None
-        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        return self.backend.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that make no whole character come out as U+FFFD. Ids that have no text,

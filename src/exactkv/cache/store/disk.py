@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import sqlite3
 import time
 import uuid
 from array import array
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from exactkv.cache.checks import as_path
 from exactkv.cache.store import files
 from exactkv.cache.store.files import Broken, Tensors
 from exactkv.cache.store.index import NAME, OLD_SECONDS, TOKEN_BYTES, DiskPath, Entry, Index
 from exactkv.cache.store.tree import Namespace
+from exactkv.cache.store.trouble import is_damage
 from exactkv.errors import InputError
 
 
@@ -28,22 +31,28 @@ class DiskTier:
     """``evictions``: entries that went for want of room; ``broken``: those dropped, their file missing or altered;
     ``reads``, ``writes``: files. Not for several threads at once: the store's lock is around it."""
 
-    def __init__(self, directory: str | Path, max_bytes: int | None = None, create: bool = True):
-        self.directory, self.max_bytes = Path(directory), max_bytes
+    def __init__(self, directory: str | os.PathLike[str], max_bytes: int | None = None, create: bool = True):
+        self.directory, self.max_bytes = as_path("directory", directory), max_bytes
         self.evictions = self.broken = self.reads = self.writes = 0
+        self.last_failure = ""
         self._used: dict[tuple[bool, int], float] = {}
+        self._avoided: set[int] = set()  # pieces that are no good, where the index cannot be told
         if create:
             try:
                 self.directory.mkdir(parents=True, exist_ok=True)
             except FileExistsError:
                 raise InputError(f"directory {self.directory} is a file; give a directory, or a new name") from None
+            except OSError as error:
+                raise InputError(f"directory {self.directory} cannot be made: {error.strerror or error}") from error
         elif not (self.directory / NAME).is_file():
             raise InputError(f"{self.directory} is no prompt store: it has no {NAME}")
         self.index = Index(self.directory / NAME)
 
     def tidy(self) -> None:
         """Finish what processes that died have left: half-written files, files without an entry, and what is too much
-        by this store's limit."""
+        by this store's limit. Files of other names, or that say they are something else, are not ours."""
+        if self.index.read_only:
+            return
         with self.index.writing():
             self.index.abandon()
             if self.max_bytes is not None:
@@ -51,11 +60,11 @@ class DiskTier:
         self._delete_going()
         known = self.index.known()
         for path in self.directory.iterdir():
-            name = path.name.lstrip(".").partition(files.SUFFIX)[0] + files.SUFFIX
-            ours = path.name.endswith((files.SUFFIX, ".tmp")) and files.SUFFIX in path.name
             with contextlib.suppress(OSError):
-                if ours and name not in known and time.time() - path.stat().st_mtime > OLD_SECONDS:
-                    path.unlink()
+                if time.time() - path.stat().st_mtime > OLD_SECONDS:
+                    name = files.left_behind(path)
+                    if name and name not in known:
+                        path.unlink()
 
     # Looking up.
 
@@ -63,7 +72,7 @@ class DiskTier:
         """Follow ``tokens`` as far as they are stored, and up to the first piece whose file is one of ``avoid``."""
         path = self.index.walk(self.index.space(namespace), tokens)
         for i, (entry, _) in enumerate(path.steps):
-            if entry.file and entry.file in avoid:
+            if entry.id in self._avoided or (entry.file and entry.file in avoid):
                 return DiskPath(path.steps[:i], entry.start)
         return path
 
@@ -86,14 +95,21 @@ class DiskTier:
         return tokens[: entry.start] + own if own is not None else tokens
 
     def drop(self, entry: Entry) -> None:
-        """An entry whose file is no good, and what hangs from it."""
-        self.broken += 1
+        """An entry whose file is no good, and what hangs from it; nothing is wrong where another process has evicted
+        it meanwhile."""
+        if entry.piece:
+            self._avoided.add(entry.id)
+        if self.index.read_only:
+            self.broken += self.index.holds(entry)
+            return
         with self.index.writing():
-            self.index.forget(entry)
+            self.broken += self.index.forget(entry)
         self._delete_going()
 
     def use(self, path: DiskPath, mark: Entry | None = None) -> None:
         """What was used, is used now, leaves before what they hang from. Written with the next change."""
+        if self.index.read_only:
+            return
         now = time.time()
         for depth, (piece, _) in enumerate(path.steps):
             self._used[True, piece.id] = now - 1e-6 * depth
@@ -179,8 +195,8 @@ class DiskTier:
             try:
                 files.remove(self.directory, name)
                 deleted.append(name)
-            except OSError:
-                all_gone = False
+            except OSError as error:
+                all_gone, self.last_failure = False, f"{name}: {error.strerror or error}"
         if deleted:
             with self.index.writing():
                 self.index.gone(deleted)
@@ -192,27 +208,53 @@ class DiskTier:
         self, max_bytes: int | None = None, before: float | None = None, dry_run: bool = False
     ) -> tuple[int, int]:
         """Evict until at most ``max_bytes`` are left, and all that was last used before the time ``before``; with
-        ``dry_run`` only count. Returns how many entries went, and their bytes."""
-        count = freed = 0
-        with contextlib.suppress(_Undo), self.index.writing():
-            held = self.index.total() - self.index.going_bytes()
-            count += self.index.evict(-1, before=before) if before is not None else 0
-            count += self.index.evict(max_bytes) if max_bytes is not None else 0
-            freed = held - (self.index.total() - self.index.going_bytes())
-            if dry_run:
-                raise _Undo
-        self._delete_going()
+        ``dry_run`` only count. Returns how many entries went, and their bytes. Needs no room on the disk: where the
+        index cannot grow, files go first. Raises OSError where files cannot be deleted, sqlite3.Error where the index
+        cannot be written even then."""
+        if not dry_run:
+            try:
+                return self._pruned(self.index, max_bytes, before)
+            except sqlite3.OperationalError as error:
+                if is_damage(error) or "locked" in str(error):
+                    raise
+        tried = self.index.copy()
+        try:
+            count, freed = _chosen(tried, max_bytes, before)
+            names = tried.going()
+        finally:
+            tried.close()
+        if dry_run:
+            return count, freed
+        for name in names:
+            files.remove(self.directory, name)
+        self.index.close()
+        self.index.open()
+        return self._pruned(self.index, max_bytes, before)
+
+    def _pruned(self, index: Index, max_bytes: int | None, before: float | None) -> tuple[int, int]:
+        count, freed = _chosen(index, max_bytes, before)
+        if not self._delete_going():
+            raise OSError(f"not every file could be deleted: {self.last_failure}")
         return count, freed
 
     def clear(self) -> None:
-        with self.index.writing():
-            self.index.evict(-1)
-        self._delete_going()
+        """Forget all. Raises as ``prune`` does."""
+        self.prune(-1)
 
     def close(self) -> None:
         with contextlib.suppress(Exception), self.index.writing():
             self.index.touch(self._used)
         self.index.close()
+
+
+def _chosen(index: Index, max_bytes: int | None, before: float | None) -> tuple[int, int]:
+    """Evict what ``prune`` is asked to; its files are going. How many entries, and their bytes."""
+    count = 0
+    with index.writing():
+        held = index.total() - index.going_bytes()
+        count += index.evict(-1, before=before) if before is not None else 0
+        count += index.evict(max_bytes) if max_bytes is not None else 0
+        return count, held - (index.total() - index.going_bytes())
 
 
 class _Undo(Exception):

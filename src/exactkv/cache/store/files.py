@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from exactkv.errors import ExactKVError, LoadError
 
 KIND = "exactkv prompt store"
 SUFFIX = ".safetensors"
+OURS = re.compile(r"[0-9a-f]{32}\.safetensors")
+UNFINISHED = re.compile(r"\.([0-9a-f]{32}\.safetensors)\.\d+\.[0-9a-f]+\.tmp")
 
 Tensors = Mapping[str, Tensor | list[Tensor]]
 """By name; a list stands for its tensors joined along axis 1."""
@@ -54,8 +57,31 @@ def read(path: Path, content: Mapping[str, Any] | None = None) -> dict[str, Tens
         raise Unreadable(f"{path.name} cannot be read: {error.strerror or error}") from error
 
 
+def is_named_as_ours(name: str) -> bool:
+    return OURS.fullmatch(name) is not None
+
+
+def left_behind(path: Path) -> str:
+    """The name of the store's file that ``path`` is, or was to become; "" where it is none of a store: its name is
+    not of that form, or it is a safetensors file that says it is something else."""
+    if unfinished := UNFINISHED.fullmatch(path.name):
+        return unfinished[1]
+    if not is_named_as_ours(path.name):
+        return ""
+    try:
+        with path.open("rb") as file:
+            container.Header(path, file, KIND)
+    except container.NoneOfOurs as error:
+        return "" if error.kind is not None else path.name
+    except LoadError:
+        pass
+    return path.name
+
+
 def remove(directory: Path, name: str) -> None:
     """Delete a file, and what a write of it that was killed left behind. Raises OSError where that fails."""
+    if not is_named_as_ours(name):  # the index was tampered with
+        return
     (directory / name).unlink(missing_ok=True)
     for unfinished in directory.glob(f".{name}.*.tmp"):
         unfinished.unlink(missing_ok=True)

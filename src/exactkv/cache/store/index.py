@@ -17,7 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from exactkv.cache.store.rows import alive, check_name, check_plain, reading, unpacked
 from exactkv.cache.store.tree import Namespace, common
+from exactkv.cache.store.trouble import Damaged, ReadOnly, in_words
 from exactkv.errors import LoadError
 
 NAME = "index.sqlite"
@@ -63,20 +65,63 @@ class DiskPath(NamedTuple):
 
 
 class Index:
-    """Not for several threads at once: the store's lock is around it. Raises sqlite3.Error where SQLite does."""
+    """``read_only``: why nothing can be written, "" if it can. Not for several threads at once: the store's lock is
+    around it. Raises sqlite3.Error where SQLite does, or where rows hold what was never written there."""
 
     def __init__(self, path: Path):
-        self.owner = f"{platform.node()}:{os.getpid()}"
+        self.owner, self.path, self.read_only = f"{platform.node()}:{os.getpid()}", path, ""
+        self.open()
+
+    def open(self) -> None:
+        """For writing, or else for reading. Raises LoadError where neither can be."""
+        path, self.read_only = self.path, ""
         try:
-            self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-            self._patiently("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the newest entries, no more
-            self._db.execute("PRAGMA journal_size_limit = 1000000")
-            self._make(path)
-        except sqlite3.Error as error:
-            raise LoadError(
-                f"{path} cannot be used as an index: {error}; delete the directory to begin anew"
-            ) from error
+            if path.exists() and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
+                raise ReadOnly("no permission to write there")
+            try:
+                self._open(path)
+            except sqlite3.OperationalError as error:
+                self._db.close()
+                if not path.exists() or not path.stat().st_size or "locked" in str(error):
+                    raise
+                raise ReadOnly(in_words(error)) from error
+        except ReadOnly as error:
+            self._open_for_reading(path, str(error))
+        except (sqlite3.Error, OSError) as error:
+            raise LoadError(f"{path} cannot be used as an index: {in_words(error)}") from error
+
+    def _open(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        self._patiently("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the newest entries, no more
+        self._db.execute("PRAGMA journal_size_limit = 1000000")
+        self._make(path)
+
+    def _open_for_reading(self, path: Path, reason: str) -> None:
+        """Where SQLite cannot have its two files beside a WAL index either, that is read as it lies there."""
+        failed: sqlite3.Error | None = None
+        for how in ("mode=ro", "mode=ro&immutable=1"):
+            try:
+                uri = f"{path.absolute().as_uri()}?{how}"
+                self._db = sqlite3.connect(
+                    uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+                )
+                self._db.execute("SELECT COUNT(*) FROM pieces").fetchone()
+                self.read_only = reason
+                self._make(path)
+                return
+            except sqlite3.Error as error:
+                failed = error
+                self._db.close()
+        raise LoadError(f"{path} cannot be read: {reason}; {in_words(failed)}") from failed
+
+    def copy(self) -> Index:
+        """The same in memory, to try things on."""
+        made = Index.__new__(Index)
+        made.owner, made.path, made.read_only = self.owner, self.path, ""
+        made._db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._db.backup(made._db)
+        return made
 
     def _make(self, path: Path) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -103,20 +148,22 @@ class Index:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """One transaction: all of it happens or nothing."""
-        self._db.execute("BEGIN IMMEDIATE")
+        if self.read_only:
+            raise ReadOnly(self.read_only)
+        self._db.rollback()  # what an interrupt may have left, in this very line of the call before
         try:
+            self._db.execute("BEGIN IMMEDIATE")
             yield
             self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
+        finally:
+            self._db.rollback()
 
     def close(self) -> None:
         self._db.close()
 
     # Looking up.
 
+    @reading
     def walk(self, space: int | None, tokens: array[int]) -> DiskPath:
         """Follow ``tokens`` from the root as far as they are stored, comparing every one."""
         steps: list[tuple[Entry, int]] = []
@@ -129,28 +176,38 @@ class Index:
             if row is None:
                 break
             id_, stop, blob, file = row
-            agreed = common(unpacked(blob), tokens[at : at + len(blob) // TOKEN_BYTES])
+            own = unpacked(blob)
+            agreed = common(own, tokens[at : at + len(own)])
             if not agreed:
                 break
+            if stop != at + len(own):
+                raise ValueError(f"a piece from {at} to {stop} has {len(own)} tokens")
+            check_name(file)
             if steps:
                 steps[-1] = (steps[-1][0], at)
             steps.append((Entry(id_, at, stop, file, True), at + agreed))
             parent, at = id_, at + agreed
         return DiskPath(tuple(steps), at)
 
+    @reading
     def marks(self, path: DiskPath) -> dict[int, Entry]:
         """The checkpoints of this text, by position; none of a text that branched off before."""
         found: dict[int, Entry] = {}
         for piece, end in path.steps:
             rows = self._db.execute("SELECT id, position, file FROM marks WHERE piece = ?", (piece.id,))
-            found |= {at: Entry(id_, at, at, file, False) for id_, at, file in rows if piece.start < at <= end}
+            for id_, at, file in rows:
+                if piece.start < at <= end:
+                    check_name(file)
+                    found[at] = Entry(id_, at, at, file, False)
         return found
 
+    @reading
     def tokens(self, entry: Entry) -> array[int] | None:
         """All tokens of a piece; None where it has gone."""
         row = self._db.execute("SELECT tokens FROM pieces WHERE id = ?", (entry.id,)).fetchone()
         return unpacked(row[0]) if row is not None else None
 
+    @reading
     def space(self, namespace: Namespace, described: Mapping[str, str] | None = None) -> int | None:
         """The number of a namespace; given what it is called for people, it is made where it is new."""
         cells = (namespace.identity, namespace.storage, namespace.dtype, namespace.salt)
@@ -165,11 +222,17 @@ class Index:
                 row = self._db.execute(same, cells).fetchone()
         return int(row[0]) if row is not None else None
 
+    @reading
     def namespaces(self) -> list[tuple[int, Namespace, dict[str, Any]]]:
         """Number, namespace (its device left open) and model of each."""
         rows = self._db.execute("SELECT id, identity, storage, dtype, salt, model FROM spaces ORDER BY id").fetchall()
-        return [(r[0], Namespace(r[1], r[2], r[3], "", r[4]), json.loads(r[5])) for r in rows]
+        made = [(r[0], Namespace(r[1], r[2], r[3], "", r[4]), json.loads(r[5])) for r in rows]
+        for _, namespace, model in made:
+            if not all(isinstance(text, str) for text in (*namespace, *model.keys(), *model.values())):
+                raise ValueError(f"{namespace} of {model} is no namespace")
+        return made
 
+    @reading
     def pieces(self) -> list[dict[str, Any]]:
         """Every piece as plain data, parents first: its columns, its file's "bytes", its "marks"."""
         marks: dict[int, list[dict[str, Any]]] = {}
@@ -183,8 +246,19 @@ class Index:
             "SELECT id, space, parent, start, stop, tokens, file, COALESCE(bytes, 0), used FROM pieces "
             "LEFT JOIN files ON file = name ORDER BY id"
         )
-        return [{**dict(zip(names, row, strict=True)), "marks": marks.get(row[0], [])} for row in rows]
+        found = [{**dict(zip(names, row, strict=True)), "marks": marks.get(row[0], [])} for row in rows]
+        spaces, earlier = {number for number, _, _ in self.namespaces()}, {0}
+        for piece in found:
+            if piece["parent"] not in earlier or piece["space"] not in spaces:
+                raise ValueError(f"the piece {piece['id']} hangs from none, or is no one's")
+            if len(unpacked(piece["tokens"])) != piece["stop"] - piece["start"]:
+                raise ValueError(f"the piece {piece['id']} has other tokens than its length says")
+            for entry in (piece, *piece["marks"]):
+                check_plain(entry)
+            earlier.add(piece["id"])
+        return found
 
+    @reading
     def counts(self) -> tuple[int, int]:
         """How many pieces and checkpoints there are."""
         (pieces,) = self._db.execute("SELECT COUNT(*) FROM pieces").fetchone()
@@ -193,6 +267,7 @@ class Index:
 
     # Bytes.
 
+    @reading
     def total(self) -> int:
         """Bytes of all files, being written and being deleted among them, and of the token ids."""
         (files,) = self._db.execute("SELECT COALESCE(SUM(bytes), 0) FROM files").fetchone()
@@ -204,6 +279,7 @@ class Index:
         cells = (name, nbytes, "writing", self.owner, time.time())
         self._db.execute("INSERT INTO files (name, bytes, state, owner, since) VALUES (?, ?, ?, ?, ?)", cells)
 
+    @reading
     def evict(self, goal: int, keep: Iterable[int] = (), keep_marks: Iterable[int] = (), before: float = 1e300) -> int:
         """Within a transaction: forget what was used longest ago (and before ``before``) until the rest comes to
         ``goal`` bytes; pieces from which others hang stay. Files are marked as going. Returns how many entries went."""
@@ -218,26 +294,35 @@ class Index:
             ).fetchone()
             if oldest is None:
                 break
-            self.forget(Entry(oldest[2], 0, 0, "", not oldest[1]))
+            if not self.forget(Entry(oldest[2], 0, 0, "", not oldest[1])):
+                raise Damaged(f"{NAME} is damaged: the entry {oldest[2]} cannot be removed")
             count, left = count + 1, self.total() - self.going_bytes()
         return count
 
+    @reading
     def going_bytes(self) -> int:
         """Bytes of files that are no longer served and wait to be deleted; part of ``total``."""
         (going,) = self._db.execute("SELECT COALESCE(SUM(bytes), 0) FROM files WHERE state = 'going'").fetchone()
         return int(going)
 
-    def forget(self, entry: Entry) -> None:
-        """Within a transaction: an entry and what hangs from it; its files are marked as going."""
+    @reading
+    def holds(self, entry: Entry) -> bool:
+        """Whether an entry is there still."""
+        table = "pieces" if entry.piece else "marks"
+        return self._db.execute(f"SELECT 1 FROM {table} WHERE id = ?", (entry.id,)).fetchone() is not None
+
+    def forget(self, entry: Entry) -> bool:
+        """Within a transaction: an entry and what hangs from it; its files are marked as going. Whether it was."""
         if entry.piece:
             self._go(
                 _BELOW + "SELECT file FROM pieces WHERE id IN b UNION SELECT file FROM marks WHERE piece IN b", entry.id
             )
             self._db.execute(_BELOW + "DELETE FROM marks WHERE piece IN b", (entry.id,))
+            before = self._db.total_changes
             self._db.execute(_BELOW + "DELETE FROM pieces WHERE id IN b", (entry.id,))
-        else:
-            self._go("SELECT file FROM marks WHERE id = ?", entry.id)
-            self._db.execute("DELETE FROM marks WHERE id = ?", (entry.id,))
+            return self._db.total_changes > before
+        self._go("SELECT file FROM marks WHERE id = ?", entry.id)
+        return self._db.execute("DELETE FROM marks WHERE id = ?", (entry.id,)).rowcount > 0
 
     def _go(self, chosen: str, id_: int) -> None:
         names = self._db.execute(chosen, (id_,)).fetchall()
@@ -247,15 +332,17 @@ class Index:
         """Within a transaction: a file that was reserved is not kept after all."""
         self._db.execute("UPDATE files SET state = 'going' WHERE name = ?", (name,))
 
+    @reading
     def abandon(self) -> None:
         """Within a transaction: files whose writer has died, or is at it for too long, are going."""
         host = platform.node()
         rows = self._db.execute("SELECT name, owner, since FROM files WHERE state = 'writing'").fetchall()
         for name, owner, since in rows:
             node, _, pid = owner.rpartition(":")
-            if time.time() - since > OLD_SECONDS or (node == host and not _alive(int(pid))):
+            if time.time() - since > OLD_SECONDS or (node == host and not alive(int(pid))):
                 self.given_up(name)
 
+    @reading
     def going(self) -> list[str]:
         """Files to be deleted; then ``gone``."""
         return [name for (name,) in self._db.execute("SELECT name FROM files WHERE state = 'going'")]
@@ -269,6 +356,7 @@ class Index:
         (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
         return "" if found == "ok" else str(found)
 
+    @reading
     def known(self) -> set[str]:
         return {name for (name,) in self._db.execute("SELECT name FROM files")}
 
@@ -313,21 +401,3 @@ class Index:
         """Within a transaction: when entries were used, by (whether a piece, id)."""
         for (piece, id_), at in used.items():
             self._db.execute(f"UPDATE {'pieces' if piece else 'marks'} SET used = ? WHERE id = ?", (at, id_))
-
-
-def unpacked(blob: bytes) -> array[int]:
-    tokens: array[int] = array("q")
-    tokens.frombytes(blob)
-    return tokens
-
-
-def _alive(pid: int) -> bool:
-    if os.name != "posix":  # elsewhere asking would be a signal
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

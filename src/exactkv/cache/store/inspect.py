@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,8 +10,10 @@ from typing import Any
 from exactkv.cache.store import files
 from exactkv.cache.store.disk import DiskTier, about
 from exactkv.cache.store.files import Broken, Unreadable
-from exactkv.cache.store.index import NAME, TOKEN_BYTES, Entry, unpacked
+from exactkv.cache.store.index import NAME, TOKEN_BYTES, Entry
+from exactkv.cache.store.rows import unpacked
 from exactkv.cache.store.tree import Namespace
+from exactkv.cache.store.trouble import is_damage, told
 from exactkv.errors import LoadError
 
 
@@ -27,6 +28,11 @@ def describe_store(directory: Path) -> dict[str, Any]:
     hash, "" for none); "texts", of each: "id", "space", "tokens", "bytes" (shared ones too), "own_bytes" (of its last
     piece), "checkpoints" (positions), "used" (seconds since 1970).
     Raises InputError where it is no store, LoadError where its index cannot be read."""
+    with told(directory):
+        return _described(directory)
+
+
+def _described(directory: Path) -> dict[str, Any]:
     disk = DiskTier(directory, create=False)
     try:
         pieces = {piece["id"]: piece for piece in disk.index.pieces()}
@@ -76,21 +82,19 @@ def verify_store(directory: Path, progress: Callable[[int, int], None] = lambda 
     found: dict[str, Any] = {"directory": str(directory), "files": 0, "bytes": 0, "broken": [], "unreadable": []}
     found["unknown"] = []
     try:
-        disk = DiskTier(directory, create=False)
+        with told(directory):
+            disk = DiskTier(directory, create=False)
+            try:
+                if wrong := disk.index.check():
+                    found["broken"].append({"file": NAME, "tokens": 0, "what": f"{NAME} is damaged: {wrong}"})
+                else:
+                    _read_all(disk, found, progress)
+            finally:
+                disk.close()
     except LoadError as error:
-        if not isinstance(error.__cause__, sqlite3.DatabaseError) or isinstance(
-            error.__cause__, sqlite3.OperationalError
-        ):
+        if not is_damage(error.__cause__):
             raise
         found["broken"].append({"file": NAME, "tokens": 0, "what": str(error)})
-        return found
-    try:
-        if wrong := disk.index.check():
-            found["broken"].append({"file": NAME, "tokens": 0, "what": f"{NAME} is damaged: {wrong}"})
-        else:
-            _read_all(disk, found, progress)
-    finally:
-        disk.close()
     return found
 
 

@@ -23,7 +23,8 @@ class Lookup:
 @dataclass(frozen=True)
 class Inserted:
     """What ``PromptStore.insert`` stored. ``tokens``: the row's; ``new``: how many of them were not in memory before;
-    ``in_memory``, ``on_disk``: whether all of them are there now; ``reason``: why not, in words, else ""."""
+    ``in_memory``, ``on_disk``: whether all of them are there now; ``reason``: why it was refused, else "";
+    memory of 0 bytes beside a directory was not asked."""
 
     tokens: int
     new: int
@@ -92,10 +93,12 @@ class Counts:
     last_refusal: str = ""
 
 
-def explained(asked: int, stored: int, cached: int, differs: bool, evicted: bool, others: str = "") -> str:
+def explained(
+    asked: int, stored: int, cached: int, differs: bool, evicted: bool, others: str = "", most: int | None = None
+) -> str:
     """Why ``cached`` of ``asked`` tokens are reused where ``stored`` are stored. ``differs``: a stored text goes on
     after these, with another token; ``evicted``: what stood further on has gone; ``others``: under what else it is
-    stored."""
+    stored; ``most``: the cache's max_length."""
     if not stored:
         what = (
             "its first token differs from every text stored" if differs else "nothing is stored for this model and salt"
@@ -105,7 +108,9 @@ def explained(asked: int, stored: int, cached: int, differs: bool, evicted: bool
     if cached == asked - 1:
         return f"{cached} of {asked} tokens are reused: all but the last, which is fed for its logits"
     where = "the whole text is stored"
-    if stored < asked:
+    if most is not None and stored > most:
+        stored, where = most, f"max_length is {most}"
+    elif stored < asked:
         goes_on = f"the stored text differs from token {stored} on" if differs else f"the stored text ends at {stored}"
         where = f"what came after token {stored} was evicted" if evicted and not differs else goes_on
     if cached == stored:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from exactkv.cache.cache import Cache
-from exactkv.cache.checks import check_rows, is_int, listed, require
-from exactkv.cache.storage import STORAGES
+from exactkv.cache.checks import check_rows, is_int, require
+from exactkv.cache.store.asked import Maker, ids_of, limit_of, made, namespace_of
 from exactkv.cache.store.disk import DiskTier
 from exactkv.cache.store.files import Broken, Unreadable
 from exactkv.cache.store.index import DiskPath, Entry
@@ -23,22 +23,15 @@ from exactkv.cache.store.memory import MemoryTier
 from exactkv.cache.store.report import Counts, Inserted, Lookup, StoreStats, explained
 from exactkv.cache.store.source import Source, Standing, find
 from exactkv.cache.store.tree import Filed, Namespace, Node, ids
+from exactkv.cache.store.trouble import DISK_ERRORS, in_words
 from exactkv.cache.store.writer import Writer
-from exactkv.errors import InputError
+from exactkv.errors import InputError, LoadError
 
 T = TypeVar("T")
-DISK_ERRORS = (OSError, sqlite3.Error)
 MOST_REFUSALS = 64
 """Texts that are remembered as refused, for explanations."""
 MOST_SHARED = 4
 """Pieces that a row refers to rather than copying them, where the device has no use for one run."""
-
-
-class Maker(Protocol):
-    """What a store asks of a model."""
-
-    @property
-    def new_cache(self) -> Callable[..., Cache]: ...
 
 
 class Pin:
@@ -89,7 +82,7 @@ class PromptStore:
         self._closed, self._sound = False, True
         self._disk: DiskTier | None = None
         if directory is not None:
-            self._disk = DiskTier(os.fspath(directory), directory_bytes)
+            self._disk = DiskTier(directory, directory_bytes)
             self._on_disk(self._disk.tidy, None)
 
     # The three things to do with it.
@@ -99,14 +92,14 @@ class PromptStore:
         token short of all; of none if there is none. It goes its own way: nothing done with it changes the store.
 
         ``salt``: separates tenants; only what was inserted with the same is found. ``options``: of
-        ``model.new_cache``, such as ``slack``. Raises InputError where tokens are none or no ids, or an
-        option does not fit.
+        ``model.new_cache``, such as ``slack``, which holds for what is fed from then on. Raises InputError where
+        tokens are none or no ids, or an option does not fit.
         """
-        text = _ids(tokens)
-        cache = model.new_cache(1, **options)
-        space = _namespace(cache, salt)
+        text = ids_of(tokens)
+        cache = made(model, 1, options)
+        space = namespace_of(cache, salt)
         with self._operating():
-            at, evicted = self._built(cache, text, space, _limit(cache, text))
+            at, evicted = self._built(cache, text, space, limit_of(cache, text))
             self._counts.lookups += 1
             self._counts.hits += at.position > 0
             self._counts.asked_tokens += len(text)
@@ -120,7 +113,7 @@ class PromptStore:
         The cache is as it was. What does not fit is refused, with the reason; then what is stored stays."""
         require(isinstance(cache, Cache), "cache", type(cache).__name__, "a cache made by model.new_cache()")
         (index,) = check_rows([row], cache.batch_size)
-        state, space = cache._rows[index], _namespace(cache, salt)
+        state, space = cache._rows[index], namespace_of(cache, salt)
         text = ids(state.owner.log[: state.length])
         with self._operating():
             self._counts.inserts += 1
@@ -131,13 +124,14 @@ class PromptStore:
     def pin(self, model: Maker, tokens: Sequence[int], salt: str = "", **options: Any) -> Pin:
         """Keep what is stored of ``tokens``, in memory and from this process's evictions on the disk, until it is
         unpinned. Its ``tokens`` says how many that are; 0 if nothing is stored."""
-        text = _ids(tokens)
-        cache = model.new_cache(1, **options)
-        space = _namespace(cache, salt)
+        text = ids_of(tokens)
+        cache = made(model, 1, options)
+        space = namespace_of(cache, salt)
         with self._operating():
-            self._built(cache, text, space, len(text))
+            at, _ = self._built(cache, text, space, len(text))
             path = self._memory.walk(space, text)
-            pin = Pin(self, space, text[: path.length], self._memory.pin(path))
+            length = max(path.length, at.disk.length)  # memory may have no room for what the disk has
+            pin = Pin(self, space, text[:length], self._memory.pin(path))
             self._pins.append(pin)
         return pin
 
@@ -147,11 +141,11 @@ class PromptStore:
         """Why a lookup of these would reuse what it would, in words: whether nothing is stored, the texts differ (from
         which token on), no checkpoint lies between, something was evicted or refused, or it is stored under another
         salt, dtype, storage or model. For whoever runs the store: it tells of other salts."""
-        text = _ids(tokens)
-        cache = model.new_cache(0, **options)
-        space = _namespace(cache, salt)
+        text = ids_of(tokens)
+        cache = made(model, 0, options)
+        space = namespace_of(cache, salt)
         with self._operating():
-            at = self._standing(cache, text, space, set(), _limit(cache, text))
+            at = self._standing(cache, text, space, set(), limit_of(cache, text))
             others = self._elsewhere(text, space, at.stored)
             return self._explained(cache, text, space, at, self._evicted(at, text), others)
 
@@ -176,13 +170,18 @@ class PromptStore:
             )  # fmt: skip
 
     def clear(self) -> None:
-        """Forget everything, pinned or not, in memory and on the disk. Caches that were found go on."""
+        """Forget everything, pinned or not, in memory and on the disk. Caches that were found go on. Raises OSError
+        where not all of it could be deleted from the disk; what could be is."""
         with self._operating():
             self._pins.clear()
             self._refusals.clear()
             self._memory.clear()
             if self._disk is not None:
-                self._on_disk(self._disk.clear, None)
+                try:
+                    self._disk.clear()
+                except (*DISK_ERRORS, LoadError) as error:
+                    self._disk_failed(error)
+                    raise OSError(f"{self._disk.directory} was not cleared: {in_words(error)}") from error
 
     def close(self) -> None:
         """Give up memory and the directory, whose entries stay for the next store. A second call does nothing."""
@@ -224,7 +223,7 @@ class PromptStore:
 
     def _disk_failed(self, error: BaseException) -> None:
         self._counts.disk_errors += 1
-        self._counts.last_disk_error = f"{type(error).__name__}: {error}"
+        self._counts.last_disk_error = f"{type(error).__name__}: {in_words(error)}"
 
     def _standing(self, cache: Cache, text: array[int], space: Namespace, avoid: set[str], limit: int) -> Standing:
         path = self._memory.walk(space, text)
@@ -268,7 +267,7 @@ class PromptStore:
         memory.touch(path)
         reasons, on_disk = [], False
         held = writer.into_memory(memory, path)
-        if not held:
+        if not held and (memory.max_bytes or self._disk is None):  # else memory was not asked for
             self._counts.refused += 1
             needed = writer.needed(path.length)
             reasons.append(
@@ -276,11 +275,14 @@ class PromptStore:
             )
         if (disk := self._disk) is not None:
             nothing: tuple[set[int], set[int]] = (set(), set())
-            pinned = self._on_disk(self._pinned_on_disk, nothing)
-            on_disk = self._on_disk(lambda: writer.onto_disk(disk, described, pinned), False)
+            why = disk.index.read_only
+            if not why:
+                pinned = self._on_disk(self._pinned_on_disk, nothing)
+                on_disk = self._on_disk(lambda: writer.onto_disk(disk, described, pinned), False)
             if not on_disk:
                 self._counts.refused_on_disk += 1
-                reasons.append("on the disk there was no room, or it could not be written")
+                closed = f"{disk.directory} was opened for reading only: {why}"
+                reasons.append(closed if why else "on the disk there was no room, or it could not be written")
         reason = "; ".join(reasons)
         if reasons:
             self._counts.last_refusal = reason
@@ -314,7 +316,8 @@ class PromptStore:
         for (whose, length, digest), reason in self._refusals.items():
             if whose == space and at.stored < length <= len(text) and _digest(text[:length]) == digest:
                 others = f"a text of {length} tokens was refused: {reason}"
-        return explained(len(text), at.stored, at.position, self._differs(at, text), evicted, others)
+        differs, most = self._differs(at, text), cache.max_length
+        return explained(len(text), at.stored, at.position, differs, evicted, others, most)
 
     def _differs(self, at: Standing, text: array[int]) -> bool:
         """Whether some stored text goes on where this one leaves it."""
@@ -346,28 +349,6 @@ class PromptStore:
             if length > best[0]:
                 best = (length, ["model" if n == "identity" else n for n in differs])
         return f"{best[0]} tokens of it are stored under another {' and '.join(best[1])}" if best[1] else ""
-
-
-def _namespace(cache: Cache, salt: str) -> Namespace:
-    require(isinstance(salt, str), "salt", type(salt).__name__, "a text")
-    storage = next(name for name, kind in STORAGES.items() if type(cache.storage) is kind)
-    dtype = str(cache.storage.dtype).removeprefix("torch.")
-    hidden = hashlib.sha256(b"exactkv salt " + salt.encode("utf-8", "surrogatepass")).hexdigest() if salt else ""
-    return Namespace(cache.spec.identity, storage, dtype, str(cache.storage.device), hidden)
-
-
-def _ids(tokens: Sequence[int]) -> array[int]:
-    given = listed("tokens", tokens)
-    require(bool(given), "tokens", given, "at least one token id")
-    for i, token in enumerate(given):
-        if not is_int(token) or not 0 <= token < 1 << 62:
-            raise InputError(f"tokens[{i}] is {token!r}; expected token ids, integers >= 0")
-    return ids(given)
-
-
-def _limit(cache: Cache, text: array[int]) -> int:
-    """The last position at which a token is left to feed, and the cache can be."""
-    return len(text) - 1 if cache.max_length is None else min(len(text) - 1, cache.max_length)
 
 
 def _digest(tokens: array[int]) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from exactkv.cache.checks import is_int, listed, require
+from exactkv.cache.checks import is_int, is_number, listed, require
 from exactkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Sampling:
 
         def real(name: str) -> float:
             value = getattr(self, name)
-            return float(value) if _is_number(value) else math.nan
+            return float(value) if is_number(value) else math.nan
 
         number("temperature", 0 <= real("temperature") < math.inf, "a number >= 0")
         for name in ("top_p", "typical_p"):
@@ -218,7 +218,7 @@ class Sampling:
         unknown = [name for name in settings if name not in known]
         if unknown:
             near = difflib.get_close_matches(str(unknown[0]), known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = f"; did you mean {near[0]}?" if near else "."
             raise InputError(f"{unknown[0]!r} is no setting of sampling{hint} There are: {', '.join(known)}")
         given = dict(settings)
         if isinstance(given.get("logit_bias"), Mapping):
@@ -228,10 +228,6 @@ class Sampling:
 
 def _from_digits(token: Any) -> Any:
     return int(token) if isinstance(token, str) and token.isascii() and token.isdigit() else token
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _ids(name: str, given: Iterable[int]) -> tuple[int, ...]:
@@ -248,7 +244,7 @@ def _bias(pairs: list[Any]) -> tuple[tuple[int, float], ...]:
             raise InputError(f"logit_bias holds {pair!r}; expected token ids with a number each, such as {{50: -1.5}}")
         token, value = pair
         require(is_int(token) and token >= 0, "a token of logit_bias", token, "an integer >= 0")
-        if not _is_number(value) or not math.isfinite(value):
+        if not is_number(value) or not math.isfinite(value):
             raise InputError(
                 f"logit_bias of token {token} is {value!r}; expected a finite number. To never choose it, "
                 "name it in banned_tokens."

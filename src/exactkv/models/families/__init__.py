@@ -42,7 +42,7 @@ from exactkv.models.families import (
     starcoder2,
 )
 from exactkv.models.families.family import Alternating, Family, Source, Transposed
-from exactkv.models.spec import DecoderSpec, LatentAttentionSpec, MoeSpec
+from exactkv.models.spec import DecoderSpec, MoeSpec
 
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,
@@ -133,14 +133,14 @@ def _no_decoder(config: Mapping[str, Any], given: Sequence[Any]) -> str:
 
 
 def _nearest(config: Mapping[str, Any], given: Sequence[str]) -> str:
-    """Which family would read most of the config, one of its name before others, and what is missing. That it could
-    read all of it does not say that its arithmetic is the same."""
+    """Which family would read most of the config, one of its name and with the same parts before others, and what is
+    missing. That it could read all of it does not say that its arithmetic is the same."""
     inner = config.get("text_config")
     fields = inner if isinstance(inner, dict) else config
     parts = [any(re.search(pattern, name) for name in fields) for pattern in _SPEAK_OF]
     tried = []
-    for family in FAMILIES:
-        reader = LenientConfig(fields, family.name)
+    for family, kind in ((f, kind) for f in FAMILIES for kind in f.architectures if kind.islower()):
+        reader = LenientConfig({**fields, "model_type": kind}, family.name)
         try:
             spec, problem = family.spec(reader), ""
         except Exception as error:  # whatever a family's reader makes of another's fields
@@ -149,44 +149,57 @@ def _nearest(config: Mapping[str, Any], given: Sequence[str]) -> str:
             problem = f"which also needs {', '.join(reader.missing)}"
         new = [*reader.unknown(), *(f"{name} = {value!r}"[:80] for name, value in reader.unsupported.items())]
         kin = _kin(given, family)
-        others = 0 if spec is None else sum(has != speaks for has, speaks in zip(_parts(spec), parts, strict=True))
-        strange = len(new) + len(reader.missing) + 4 * bool(problem) + _PART * others - _KIN * kin
-        tried.append((strange, family, new, problem, kin))
-    _, family, new, problem, kin = min(tried, key=lambda t: t[0])
+        has = _parts(family, spec)
+        others = sum(
+            worth if theirs else worth // 3
+            for worth, ours, theirs in zip(_WORTH, has, parts, strict=True)
+            if ours != theirs
+        )
+        strange = len(new) + len(reader.missing) + 4 * bool(problem) + others - _KIN * kin
+        tried.append((strange, family, kind, new, problem, kin))
+    _, family, kind, new, problem, kin = min(tried, key=lambda t: t[0])
     if problem and not kin and "hidden_size" not in fields:
         return ""
-    needed = f"; a family for it would have to give a meaning to: {', '.join(new)}" if new else ""
-    refused = f" ({problem})" if problem else ""
+    nearest = f"{family.name} ({problem})" if problem else family.name
+    means = f"a family for it would have to give a meaning to: {', '.join(new)}"
+    if not new and not problem:
+        own = config.get("model_type") or "X"
+        means = (
+            "it knows every field, but the arithmetic may differ: compare transformers' "
+            f"modeling_{own}.py with modeling_{kind.removesuffix('_text')}.py"
+        )
     return (
-        f"The nearest supported family by the config's {'name and ' if kin else ''}fields is {family.name}{refused}"
-        f"{needed}. docs/adding-a-family.md says how to add one. "
+        f"The nearest supported family by the config's {'name and ' if kin else ''}fields is {nearest}"
+        f"{f'; {means}' if new or not problem else ''}. docs/adding-a-family.md says how to add one. "
     )
 
 
-_KIN, _PART = 5, 5
-"""How many fields a name is worth, and a kind of part that only one of both has."""
-_SPEAK_OF = (r"mamba|ssm|conv|lru|linear_(num|key|value)|state_size", r"kv_lora_rank", r"expert", r"^layer_?norm")
+_KIN, _WORTH = 18, (30, 24, 8, 20)
+"""How many fields a name is worth, and each kind of part (see `_parts`) that a family lacks; a third if it has one too
+many."""
+_SPEAK_OF = (r"mamba|ssm|conv|lru|linear_(num|key|value)|state_size", r"[kqo]v?_lora_rank", r"expert", r"^layer_?norm")
 """What fields of recurrent layers, of latent attention, of mixtures and of layer norms are called."""
 
 
-def _parts(spec: DecoderSpec) -> tuple[bool, ...]:
-    """Whether a decoder has recurrent layers, latent attention, mixtures, layer norms."""
+def _parts(family: Family, spec: DecoderSpec | None) -> tuple[bool, ...]:
+    """Whether a family has recurrent layers and latent attention; of a decoder of its, whether it has mixtures and
+    layer norms."""
     return (
-        any(layer.recurrent is not None for layer in spec.layers),
-        any(isinstance(layer.attention, LatentAttentionSpec) for layer in spec.layers),
-        any(isinstance(part, MoeSpec) for layer in spec.layers for part in (layer.mlp, layer.beside)),
-        spec.norm == "layer",
+        any(".recurrent." in ours for ours in family.names),
+        any(".kv_down." in ours for ours in family.names),
+        spec is not None and any(isinstance(p, MoeSpec) for layer in spec.layers for p in (layer.mlp, layer.beside)),
+        spec is not None and spec.norm == "layer",
     )
 
 
 def _kin(given: Sequence[str], family: Family) -> bool:
-    """Whether a name that the config gives begins as one of the family's, but for numbers, or the other way round."""
+    """Whether a name that the config gives is in one of the family's, but for numbers, or the other way round."""
 
     def stem(name: str) -> str:
         return re.sub(r"[^a-z]", "", re.split(r"For[A-Z]|LMHead", name)[0].lower().removesuffix("_text"))
 
     ours, theirs = ({s for s in map(stem, names) if len(s) > 2} for names in (family.architectures, given))
-    return any(a.startswith(b) or b.startswith(a) for a in ours for b in theirs)
+    return any(a in b or b in a for a in ours for b in theirs)
 
 
 __all__ = ["FAMILIES", "Alternating", "Family", "Source", "Transposed", "find_family"]

@@ -79,6 +79,8 @@ def mixture(config: Config) -> MoeSpec:
         raise LoadError("config of a deepseek model: norm_topk_prob = True is not supported in V2")
     config.ignore("num_nextn_predict_layers", "num_mtp_layers")
     groups, best = config.take("n_group", 1), config.take("topk_group", 1)
+    if method == "greedy":
+        groups = best = 1
     size = config.take("moe_intermediate_size")
     return MoeSpec(
         num_experts=config.take("n_routed_experts", config.take("num_local_experts", 0)),
@@ -89,8 +91,8 @@ def mixture(config: Config) -> MoeSpec:
         scores="softmax" if is_v2 else "sigmoid",
         normalized=normalized,
         score_scale=float(config.take("routed_scaling_factor", 1.0)),
-        groups=1 if method == "greedy" else groups,
-        top_groups=1 if method == "greedy" else best,
+        groups=groups,
+        top_groups=best,
         group_best=1 if is_v2 else 2,
         score_bias=not is_v2,
     )

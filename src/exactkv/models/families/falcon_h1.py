@@ -4,6 +4,7 @@ and comes out is multiplied by numbers of the config (arXiv 2507.22448)."""
 from __future__ import annotations
 
 from exactkv.cache import FullAttention
+from exactkv.errors import LoadError
 from exactkv.models.config import Config
 from exactkv.models.families import mamba2
 from exactkv.models.families.common import activation, decoder, heads
@@ -41,7 +42,7 @@ def spec(config: Config) -> DecoderSpec:
     # multiply scores and what is attended. With biases, which no factor multiplies, they would not.
     into, of_keys = (float(config.take(f"{name}_multiplier", 1.0)) for name in ("attention_in", "key"))
     if bias and (into, of_keys) != (1.0, 1.0):
-        config.expect("attention_bias", False)
+        raise _only_without_factor("attention_bias", f"attention_in_multiplier = {into}, key_multiplier = {of_keys}")
     attention = AttentionSpec(
         FullAttention(), **shape | {"scale": shape["scale"] * into * into * of_keys}, rope=turned, bias=bias,
         output_bias=bias,
@@ -56,8 +57,8 @@ def spec(config: Config) -> DecoderSpec:
     normed = bool(config.take("mamba_rms_norm", False))
     before = bool(config.take("mamba_norm_before_gate", True))
     into_mamba = float(config.take("ssm_in_multiplier", 1.0))
-    if into_mamba != 1.0:
-        config.expect("mamba_proj_bias", False, default=False)
+    if into_mamba != 1.0 and config.take("mamba_proj_bias", False):
+        raise _only_without_factor("mamba_proj_bias", f"ssm_in_multiplier = {into_mamba}")
     mixer = mamba2.inner_mixer(
         config,
         inner,
@@ -80,6 +81,13 @@ def spec(config: Config) -> DecoderSpec:
         default_eps=1e-5,
         embedding_scale=float(config.take("embedding_multiplier", 1.0)),
         logit_scale=float(config.take("lm_head_multiplier", 1.0)),
+    )
+
+
+def _only_without_factor(bias: str, factors: str) -> LoadError:
+    return LoadError(
+        f"config of a falcon_h1 model: {bias} = True with {factors} is not supported; expected multipliers of 1 with "
+        "it, or no bias."
     )
 
 

@@ -82,12 +82,14 @@ def _mixture(config: Config, activation: str) -> MoeSpec:
 
 
 def _shapes(config: Config, kinds: list[str]) -> dict[str, dict[str, Any]]:
-    """The heads of each kind of layer: those of full layers as "global_…", or by the number of the layer."""
+    """The heads of each kind of layer: those of full layers as "global_…", or, in newer files, by the number of the
+    layer where they differ from the local ones."""
     local = {name: value for name, value in heads(config).items() if name != "scale"}
     by_layer = config.take("per_layer_config", {})
+    is_new = config.fields.get("per_layer_config") is not None
     wide = by_layer.get(str(kinds.index(FULL)), {}) if FULL in kinds else {}
     kv_heads = wide.get("num_key_value_heads", config.take("num_global_key_value_heads", local["num_kv_heads"]))
-    head_dim = wide.get("head_dim", config.take("global_head_dim", local["head_dim"] if by_layer else 512))
+    head_dim = wide.get("head_dim", config.take("global_head_dim", local["head_dim"] if is_new else 512))
     return {SLIDING: local, FULL: {**local, "num_kv_heads": kv_heads, "head_dim": head_dim}}
 
 

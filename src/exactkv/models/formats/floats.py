@@ -52,17 +52,28 @@ def scaled(block: Block) -> Any:
 
 def mxfp4(fields: Mapping[str, Any], shapes: Shapes) -> tuple[dict[str, Recipe], set[str]]:
     """GPT-OSS's experts: "…_blocks" [E, rows, groups, 16], two numbers a byte, the lower half first, times 2 to the
-    power of "…_scales" [E, rows, groups] less 127; [E, columns, rows] as the model has them."""
+    power of "…_scales" [E, rows, groups] less 127; [E, columns, rows] as the model has them. A scale of 255 means "not
+    a number" (section 5.4.1) and is refused: it would make 32 weights so."""
     recipes = {}
     for stem in stems(shapes, "_blocks"):
-        *experts, rows, groups, size = shapes[f"{stem}_blocks"]
-        recipes[stem] = Recipe((*experts, groups * size * 2, rows), (f"{stem}_blocks", f"{stem}_scales"), _mxfp4)
+        name, scale = f"{stem}_blocks", f"{stem}_scales"
+        if len(shapes[name]) != 4 or shapes[name][-1] != 16:
+            raise LoadError(f"{name} has the shape {list(shapes[name])}, expected [experts, rows, groups, 16]")
+        experts, rows, groups, _ = shapes[name]
+        if shapes.get(scale, shapes[name][:3]) != shapes[name][:3]:
+            raise LoadError(
+                f"{scale} has the shape {list(shapes[scale])}, expected {[experts, rows, groups]}, a number for each "
+                f"group of {name}; the files are damaged"
+            )
+        recipes[stem] = Recipe((experts, groups * 32, rows), (name, scale), _mxfp4, stacked=True)
     return recipes, set()
 
 
 def _mxfp4(out: Tensor, blocks: Tensor, scales: Tensor) -> None:
-    table = torch.tensor(E2M1)
-    for o, b, s in zip(out, blocks, scales, strict=True):  # one expert at a time
-        numbers = table[torch.stack((b & 15, b >> 4), dim=-1).flatten(-2).long()]  # [rows, groups, 32]
-        numbers = torch.ldexp(numbers, s.to(torch.int32).sub(127).unsqueeze(-1))
-        o.copy_(numbers.flatten(1).t())
+    if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
+        raise LoadError(f"blocks are {blocks.dtype} and scales {scales.dtype}, expected torch.uint8 for both")
+    if bool((scales == 255).any()):
+        raise LoadError("a scale is 255, which means 'not a number'; the files are damaged, download them again")
+    numbers = torch.tensor(E2M1)[torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2).long()]
+    numbers = torch.ldexp(numbers, scales.to(torch.int32).sub(127).unsqueeze(-1))  # [rows, groups, 32]
+    out.copy_(numbers.flatten(1).t())

@@ -16,11 +16,26 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """``shape``: of the result. ``parts``: the stored tensors, by name. ``compute(out, *parts)`` writes it."""
+    """``shape``: of the result. ``parts``: the stored tensors, by name. ``compute(out, *parts)`` writes it;
+    ``stacked``: a matrix at a time, out of what the parts have for it."""
 
     shape: tuple[int, ...]
     parts: tuple[str, ...]
     compute: Callable[..., None]
+    stacked: bool = False
+
+    def fill(self, out: Tensor, *parts: Tensor) -> None:
+        """Write the result into ``out``, of its shape or of that with axes split in several."""
+        if self.stacked:
+            matrix = Recipe(self.shape[1:], self.parts, self.compute)
+            for place, *of_it in zip(out, *parts, strict=True):
+                matrix.fill(place, *of_it)
+        elif tuple(out.shape) == self.shape:
+            self.compute(out, *parts)
+        else:
+            whole = torch.empty(self.shape, dtype=out.dtype)
+            self.compute(whole, *parts)
+            out.copy_(whole.view(out.shape))
 
 
 def unpacked(words: Tensor, bits: int, axis: int) -> Tensor:

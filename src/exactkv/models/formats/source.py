@@ -11,7 +11,7 @@ from torch import Tensor
 from exactkv.errors import LoadError
 from exactkv.models.formats import floats, integers
 from exactkv.models.formats.recipe import Recipe, Shapes
-from exactkv.models.source import FLOATS, DirectorySource, shown
+from exactkv.models.source import FLOATS, DirectorySource, is_split, shown
 
 Reader = Callable[[Mapping[str, Any], Shapes], tuple[dict[str, Recipe], set[str]]]
 READERS: dict[str, Reader] = {
@@ -62,7 +62,14 @@ class QuantizedSource(DirectorySource):
         self._check_scales()
 
     def _check_scales(self) -> None:
-        """Raise LoadError where weights are quantized and nothing says by which scale."""
+        """Raise LoadError where weights are quantized and nothing says by which scale, or a part of them is not
+        there."""
+        stored = super().shapes()
+        if absent := sorted({p for recipe in self.recipes.values() for p in recipe.parts if p not in stored}):
+            raise LoadError(
+                f"{self.path}: {len(absent)} tensors that the quantized weights need are missing: {shown(absent)}. "
+                "Download the files again, or take the model in bfloat16 or float16."
+            )
         lacking = [
             f"{name} ({dtype}; expected {name.removesuffix('_packed')}_scale beside it)"
             for name, dtype in self.dtypes().items()
@@ -85,13 +92,13 @@ class QuantizedSource(DirectorySource):
         if recipe is None:
             super().read(name, out)
             return
-        if tuple(out.shape) != recipe.shape:
+        if not is_split(recipe.shape, out.shape):
             raise LoadError(
                 f"{self.path}: tensor {name!r} has the shape {list(recipe.shape)}; "
                 f"it was to be written into {list(out.shape)}."
             )
         try:
-            recipe.compute(out, *(self.stored(part) for part in recipe.parts))
+            recipe.fill(out, *(self.stored(part) for part in recipe.parts))
         except LoadError as error:
             raise LoadError(f"{self.path}: {name!r} cannot be computed: {error}") from None
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:

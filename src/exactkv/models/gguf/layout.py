@@ -56,7 +56,7 @@ def _stored(info: TensorInfo, arch: Architecture, config: Mapping[str, Any]) -> 
         return Stored((info,), shape, config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"])
     if part == "ssm_a":
         return Stored((info,), shape, change=lambda parts: (-parts[0]).log())
-    if arch.norm_offset and part.endswith("norm") and part != "ssm_norm":
+    if arch.norm_offset and part.endswith("norm") and part != "ssm_norm" and not info.name.endswith(".bias"):
         return Stored((info,), shape, change=lambda parts: parts[0] - arch.norm_offset)
     return Stored((info,), shape)
 

@@ -16,6 +16,7 @@ from exactkv.models.gguf.layout import layout
 from exactkv.models.gguf.names import INSTEAD, LEFT_ASIDE, NAMES
 from exactkv.models.gguf.quants import dequantize_into
 from exactkv.models.gguf.translate import architecture_of, translate_config, translate_generation_config
+from exactkv.models.source import is_split
 
 if TYPE_CHECKING:
     from exactkv.models.tokenizer import Tokenizer
@@ -61,15 +62,14 @@ class GGUFSource:
         return {name: stored.shape for name, stored in self._tensors.items()}
 
     def read(self, name: str, out: Tensor) -> None:
-        """Write the tensor `name` (a key of `shapes()`) into `out`: of the same shape, any floating dtype,
-        stride and device. What GGUF changed is undone (`layout`).
+        """See TensorSource.read; `name` is a key of `shapes()`. What GGUF changed is undone (`layout`).
 
         Raises LoadError if there is no such tensor or `out` has another shape.
         """
         stored = self._tensors.get(name)
         if stored is None:
             raise LoadError(f"{self._file.path} holds no tensor {name!r}; see shapes() for those it holds.")
-        if tuple(out.shape) != stored.shape:
+        if not is_split(stored.shape, out.shape):
             raise LoadError(
                 f"{self._file.path}: tensor {name!r} has shape {list(stored.shape)}, the model expects "
                 f"{list(out.shape)}; the file's metadata and its tensors do not belong together."
@@ -77,13 +77,13 @@ class GGUFSource:
         info = stored.parts[0]
         if stored.change is not None:
             parts = [self._read_whole(part) for part in stored.parts]
-            out.copy_(stored.change(parts).view(stored.shape))
+            out.copy_(stored.change(parts).reshape(out.shape))
         elif stored.heads is not None:
             self._read_permuted(info, stored.heads, out)
-        elif info.shape == stored.shape:
+        elif info.shape == stored.shape and (len(info.shape) > 1 or out.dim() < 2):
             self._read_plain(info, out)
         else:
-            out.copy_(self._read_whole(info).view(stored.shape))
+            out.copy_(self._read_whole(info).view(out.shape))
         for part in stored.parts:
             self._file.release(part, 0, part.num_bytes)
 

@@ -50,7 +50,7 @@ class GatedDeltaNet:
             return None
         if queries == "last":
             y, gate = last_of_rows(y, call.step), last_of_rows(gate, call.step)
-        y = self.ops.gated(gate.to(dtype), self.gated_norm(y), s.activation).to(x.dtype)
+        y = self.ops.gated(gate.to(dtype), self.gated_norm(y), "silu").to(x.dtype)
         return self.ops.linear(y.flatten(2), self.weights["out.weight"])
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:

@@ -55,7 +55,7 @@ class Mamba:
             return None
         if queries == "last":
             y, gate = last_of_rows(y, call.step), last_of_rows(gate, call.step)
-        y = self.ops.gated(gate.to(y.dtype), y, s.activation).to(x.dtype)
+        y = self.ops.gated(gate.to(y.dtype), y, "silu").to(x.dtype)
         return self.ops.linear(y, weights["out.weight"], weights.get("out.bias"))
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -114,10 +114,10 @@ class Mamba2:
     def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
         """``y`` times its gate, normed before or after."""
         if self.norm_weight is None:
-            out: Tensor = self.ops.gated(gate, y, self.spec.activation)
+            out: Tensor = self.ops.gated(gate, y, "silu")
             return out
         if self.spec.gated_norm == "after":
-            y = self.ops.gated(gate, y, self.spec.activation)
+            y = self.ops.gated(gate, y, "silu")
         grouped = y.unflatten(-1, (self.spec.norm_groups, -1))
         y = F.rms_norm(grouped, grouped.shape[-1:], None, self.spec.norm_eps).flatten(-2) * self.norm_weight
-        return self.ops.gated(gate, y, self.spec.activation) if self.spec.gated_norm == "before" else y
+        return self.ops.gated(gate, y, "silu") if self.spec.gated_norm == "before" else y

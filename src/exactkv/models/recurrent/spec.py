@@ -11,8 +11,9 @@ from exactkv.cache import StatePart
 @dataclass(frozen=True)
 class MambaSpec:
     """Mamba (arXiv 2312.00752, figure 3): two branches of ``inner_size``, one through a convolution and the selective
-    scan with ``state_size`` numbers a channel, the other its gate. Δ comes from a projection of ``dt_rank``.
-    ``bias``: on the projections in and out. ``inner_norm_eps``: norms of Δ's projection, B and C (Jamba), if any."""
+    scan with ``state_size`` numbers a channel, the other, through silu, its gate. ``activation``: after the
+    convolution. Δ comes from a projection of ``dt_rank``. ``bias``: on the projections in and out.
+    ``inner_norm_eps``: norms of Δ's projection, B and C (Jamba), if any."""
 
     inner_size: int
     state_size: int
@@ -34,7 +35,8 @@ class MambaSpec:
 @dataclass(frozen=True)
 class Mamba2Spec:
     """Mamba-2 (arXiv 2405.21060, figure 6): ``num_heads`` heads of ``head_dim``, each group of heads with a B and a C
-    of ``state_size``; x, B and C go through the convolution. Δ is kept within ``dt_min`` and ``dt_max``.
+    of ``state_size``; x, B and C go through the convolution and ``activation``; the gate through silu. Δ is kept
+    within ``dt_min`` and ``dt_max``.
 
     ``gated_norm``: the norm before the projection out: None, "after" the gate is multiplied, or "before" it; of
     ``norm_groups`` equal parts by themselves. ``scales``: multiply what the projection in gives for gate, x, B, C, Δ
@@ -91,8 +93,8 @@ class ShortConvSpec:
 @dataclass(frozen=True)
 class GatedDeltaSpec:
     """Gated delta net (arXiv 2412.06464, figure 1): keys and queries of ``key_dim`` for ``num_key_heads``, values of
-    ``value_dim`` for ``num_value_heads``, a multiple; queries, keys and values go through the convolution. A norm
-    with ``norm_eps`` of each value head, then its gate."""
+    ``value_dim`` for ``num_value_heads``, a multiple; queries, keys and values go through the convolution and
+    ``activation``. A norm with ``norm_eps`` of each value head, then its gate, through silu."""
 
     num_key_heads: int
     num_value_heads: int

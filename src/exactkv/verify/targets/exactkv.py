@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,11 @@ class ExactKVTarget(Target):
         return _array(self.model([list(r) for r in rows]))
 
     def new_cache(self, kind: str | None = None, step: int | None = None, max_length: int | None = None) -> Cache:
-        if step is None:
-            return self.model.new_cache(max_length=max_length)
-        return self.model.new_cache(max_length=max_length, step=step)
+        make = partial(self.model.new_cache, max_length=max_length)
+        made = make() if step is None else make(step=step)
+        if made.spec.identity != self.model.new_cache(0).spec.identity:
+            raise NotSupported("a cache of another maximum: this model's rope follows it (dynamic NTK, long rope)")
+        return made
 
     def feed(self, cache: Cache, tokens: Tokens, positions: bool = False) -> Array:
         if positions:

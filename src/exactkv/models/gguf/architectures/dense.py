@@ -1,4 +1,5 @@
-"""Other dense decoders: Phi-3, Cohere 2, OLMo 2 and 3, GLM-4, EXAONE 4, StarCoder2, Seed-OSS, GPT-NeoX, GPT-2."""
+"""Other dense decoders: Phi-3, Cohere 2, OLMo 2 and 3, GLM-4, EXAONE 4, StarCoder2, Seed-OSS, Nemotron, GPT-NeoX,
+GPT-2."""
 
 from __future__ import annotations
 
@@ -6,7 +7,16 @@ from typing import Any
 
 from exactkv.errors import LoadError
 from exactkv.models.gguf.architectures.architecture import Architecture, Table
-from exactkv.models.gguf.architectures.common import LAYER, attention, biased, dense, model, no_experts, window_kinds
+from exactkv.models.gguf.architectures.common import (
+    LAYER,
+    RMS,
+    attention,
+    biased,
+    dense,
+    model,
+    no_experts,
+    window_kinds,
+)
 from exactkv.models.gguf.metadata import Metadata
 from exactkv.models.gguf.names import NORM_AFTER_ATTENTION, PARALLEL
 from exactkv.models.gguf.ropes import ROPE_FREQS
@@ -82,6 +92,19 @@ def _seed_oss(meta: Metadata) -> dict[str, Any]:
     return dense(meta, "seed_oss") | {"attention_out_bias": meta.has("attn_output.bias")}
 
 
+def _nemotron(meta: Metadata) -> dict[str, Any]:
+    config = dense(meta, "nemotron", eps="norm_eps", partial=True)
+    meta.ignore(RMS)  # converters say the same number twice
+    heads, head_dim, hidden = (config[name] for name in ("num_attention_heads", "head_dim", "hidden_size"))
+    turned = meta.take("rope.dimension_count")
+    if turned == hidden // 2 // heads != head_dim // 2:  # llama.cpp's converter counts heads of hidden / heads
+        raise LoadError(
+            f"metadata rope.dimension_count = {turned} is half of {hidden} / {heads}, but heads are {head_dim} wide: "
+            "converters make this mistake where these differ. Load the model from its original directory instead."
+        )
+    return config | {"hidden_act": "relu2", "mlp_bias": meta.has("ffn_up.bias")}
+
+
 def _gpt_neox(meta: Metadata) -> dict[str, Any]:
     config = dense(meta, "gpt_neox", eps="layer_norm_eps", partial=True, base=1e4)
     config |= {"rotary_pct": config.pop("partial_rotary_factor"), "rotary_emb_base": config.pop("rope_theta")}
@@ -117,6 +140,7 @@ ARCHITECTURES: Table = {
     "exaone4": Architecture(("exaone4",), _exaone4),
     "starcoder2": Architecture(("starcoder2",), _starcoder2),
     "seed_oss": Architecture(("seed_oss",), _seed_oss, names=NORM_AFTER_ATTENTION),
+    "nemotron": Architecture(("nemotron",), _nemotron, norm_offset=1.0),
     "gptneox": Architecture(("gpt_neox",), _gpt_neox),
     "gpt2": Architecture(("gpt2",), _gpt2),
 }
