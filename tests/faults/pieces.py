@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from exactkv.cache import cache as exactkv_cache
+from exactkv.cache import view
 from tests.faults.fault import Patches, fault, full, recurrent, sliding, tiny, toy
 from tests.tiny import FULL, window
 from tests.verify.toy import cache
@@ -93,12 +93,12 @@ def positions_of_the_caller_added_to_the_offset(patch: Patches) -> None:
 @fault("L", tiny(FULL, window(6)), ("steps", "prefill then decode"))
 def position_table_that_ends(patch: Patches) -> None:
     """Positions stop growing at 40, as if a table of angles ended there."""
-    make_positions = exactkv_cache.make_positions
+    make_positions = view.make_positions
 
     def faulty(starts, width, device):
         return make_positions([min(s, 40) for s in starts], width, device)
 
-    patch(exactkv_cache, "make_positions", faulty)
+    patch(view, "make_positions", faulty)
 
 
 @fault("M", toy(full(), full(shares=0)), ("steps", "one feed"))

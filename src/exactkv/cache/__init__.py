@@ -10,11 +10,12 @@ from exactkv.cache.pattern import AttentionPattern, ChunkedAttention, FullAttent
 from exactkv.cache.recurrent import RecurrentLayer, StatePart, StateParts
 from exactkv.cache.row import CacheSpec
 from exactkv.cache.storage import make_storage
+from exactkv.cache.tables import RowTables
 from exactkv.cache.uncached import uncached_step
 from exactkv.cache.view import KVSegment, KVView, RowView, Step
 
 __all__ = [
     "AttentionLayer", "AttentionPattern", "Cache", "CacheSpec", "CheckpointPolicy", "ChunkedAttention", "FullAttention",
-    "KVSegment", "KVView", "RecurrentLayer", "RowView", "SlidingWindow", "StatePart", "StateParts", "Step",
+    "KVSegment", "KVView", "RecurrentLayer", "RowTables", "RowView", "SlidingWindow", "StatePart", "StateParts", "Step",
     "check_lengths", "describe_file", "join", "load_cache", "make_storage", "uncached_step", "visible",
 ]  # fmt: skip

@@ -21,7 +21,6 @@ from exactkv.cache.layer import AttentionLayer
 from exactkv.cache.place import Policy
 from exactkv.cache.row import CacheSpec, Owner, Row
 from exactkv.cache.storage import DenseStorage
-from exactkv.cache.uncached import make_positions
 from exactkv.cache.view import Step
 from exactkv.errors import InputError, IntegrityError
 
@@ -149,10 +148,9 @@ class Cache:
         if self.storage.poison:
             records.poison(self.spec, self.storage, self._rows)
         starts = tuple(row.length for row in self._rows)
-        positions = make_positions(starts, width, self.storage.device)
         given = [list(t) for t in tokens] if tokens is not None else [[] for _ in starts]
         self._void_step()
-        step = Step(starts, counts, width, positions, placements, self.storage, given)
+        step = Step(starts, counts, width, placements, self.storage, given)
         if self.spec.recurrent:
             step.before = tuple(row.states[-1] if row.length else None for row in self._rows)
             step.keeps = tuple(

@@ -9,23 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import NamedTuple
 
 from exactkv.cache.storage import DenseStorage, PartShapes
+
+_STAMPS = count()
 
 
 class Memory:
     """Buffers for one run: ``buffers[i][part]`` is [H, capacity, D] for the i-th layer of the zone.
 
-    ``shared`` is set when a second row refers to rows in it; from then on nobody writes to it again.
+    ``shared`` is set when a second row refers to rows in it; from then on nobody writes to it again. ``stamp``: a
+    number that no other memory ever has, a new one whenever a buffer is replaced: who keeps addresses of buffers
+    compares it, as an address alone may have been given up and given out again.
     """
 
-    __slots__ = ("buffers", "capacity", "shared")
+    __slots__ = ("buffers", "capacity", "shared", "stamp")
 
     def __init__(self, storage: DenseStorage, layers: Sequence[PartShapes], capacity: int):
         self.buffers = [storage.allocate(parts, capacity) for parts in layers]
         self.capacity = capacity
         self.shared = False
+        self.stamp = next(_STAMPS)
 
     @property
     def nbytes(self) -> int:
@@ -40,6 +46,7 @@ class Memory:
             larger = storage.allocate(parts, capacity)
             for name, buffer in self.buffers[i].items():
                 larger[name][:, low:high] = buffer[:, low:high]
+            self.stamp = next(_STAMPS)  # before the buffer: whoever saw it under the old number must look again
             self.buffers[i] = larger
         self.capacity = capacity
 

@@ -1,10 +1,8 @@
-"""A step with nothing before it, and the positions of any step."""
+"""A step with nothing before it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
 
 from exactkv.cache import recurrent
 from exactkv.cache.row import CacheSpec
@@ -24,12 +22,6 @@ def uncached_step(spec: CacheSpec, storage: DenseStorage, width: int, lengths: S
             row_placements.append(Placement((), None, fresh, None))
         placements.append(row_placements)
     starts = (0,) * len(counts)
-    step = Step(starts, counts, width, make_positions(starts, width, storage.device), placements, storage)
+    step = Step(starts, counts, width, placements, storage)
     step.before, step.stretches = (None,) * len(counts), recurrent.stretches((), counts, width)
     return step
-
-
-def make_positions(starts: Sequence[int], width: int, device: torch.device) -> torch.Tensor:
-    """int64 [B, width]: each row's positions, from its start on."""
-    first = torch.tensor(starts, dtype=torch.int64, device=device)
-    return first[:, None] + torch.arange(width, device=device)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from exactkv.cache.pattern import AttentionPattern
@@ -92,7 +93,7 @@ class Step:
     """One call: what is common to all layers. Made by ``Cache.begin``, ended by ``Cache.commit``.
 
     ``starts``, ``counts``: for each row, its length before the call and the number of its valid tokens.
-    ``positions``: int64 [B, T], absolute (a padded token's goes on counting). ``placements[zone][row]``.
+    ``placements[zone][row]``.
     ``extended``: the layers that have written so far. ``void``: something else was done with the cache since.
 
     For recurrent layers: ``before``, the state in which each row begins, None if it is empty; ``keeps``, after how
@@ -103,7 +104,6 @@ class Step:
     starts: tuple[int, ...]
     counts: tuple[int, ...]
     width: int
-    positions: Tensor
     placements: list[list[Placement]]
     storage: DenseStorage
     tokens: list[list[int]] = field(default_factory=list)
@@ -113,3 +113,17 @@ class Step:
     keeps: tuple[range, ...] = ()
     stretches: tuple[tuple[int, int], ...] = ()
     states: dict[tuple[int, int], dict[int, Mapping[str, Tensor]]] = field(default_factory=dict)
+    _positions: Tensor | None = None
+
+    @property
+    def positions(self) -> Tensor:
+        """int64 [B, T], absolute (a padded token's goes on counting); made when first asked for."""
+        if self._positions is None:
+            self._positions = make_positions(self.starts, self.width, self.storage.device)
+        return self._positions
+
+
+def make_positions(starts: Sequence[int], width: int, device: torch.device) -> Tensor:
+    """int64 [B, width]: each row's positions, from its start on."""
+    first = torch.tensor(starts, dtype=torch.int64, device=device)
+    return first[:, None] + torch.arange(width, device=device)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from exactkv.cache import Cache, CacheSpec, CheckpointPolicy, check_lengths, make_storage, uncached_step
 from exactkv.errors import InputError
+from exactkv.models.decode import DecodePath
 from exactkv.models.decoder import Decoder, check_logits
 from exactkv.models.spec import DecoderSpec, RopeSpec
 from exactkv.ops import TORCH, Ops
@@ -25,7 +26,8 @@ class Model:
     """A decoder with its weights, and a tokenizer if it has one.
 
     ``spec``: the decoder as data. ``tokenizer``: None for a model loaded without one. ``generation_config``:
-    the model's own defaults for generation, such as "eos_token_id".
+    the model's own defaults for generation, such as "eos_token_id". ``decode_path``: the captured steps by which it
+    decodes on CUDA, or why there are none; None goes the plain way always.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Model:
         self.spec, self.tokenizer, self.name = spec, tokenizer, name
         self.generation_config = dict(generation_config or {})
         self.decoder = Decoder(spec, weights, ops)
+        self.decode_path: DecodePath | None = DecodePath(self.decoder)
         self._cache_specs: dict[tuple[RopeSpec, ...], CacheSpec] = {}
 
     @property
@@ -138,7 +141,14 @@ class Model:
             return self.decoder(ids.to(self.device), step, spec, logits, limit)
         fed = [row[:n] for row, n in zip(ids.tolist(), counts, strict=True)]
         step = cache.begin(width, counts, fed)
-        out = self.decoder(ids.to(self.device), step, cache.spec, logits, self._within_limit(cache.max_length))
+        limit = self._within_limit(cache.max_length)
+        out: Tensor | None
+        if width == 1 and logits != "none" and self.decode_path is not None and self.decode_path.accepts(step):
+            given = [row[0] if row else 0 for row in fed]
+            out = self.decode_path.run(step, given, cache.spec, limit).clone()
+            out = out if logits == "last" else out[:, None]
+        else:
+            out = self.decoder(ids.to(self.device), step, cache.spec, logits, limit)
         cache.commit(step)
         return out
 
