@@ -69,6 +69,7 @@ class Engine:
         self._running: list[Request] = []
         self._cache = model.new_cache(0, slack=draft_tokens)
         self._to_tell: dict[Request, None] = {}  # in order; what there is to tell is the text's
+        self._told = False  # whether the last step returned, with all of it
 
     # Requests.
 
@@ -105,7 +106,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether any request waits, is under way, or has something left to tell."""
-        return bool(self._waiting or self._prefilling or self._running or self._to_tell)
+        return bool(self._waiting or self._prefilling or self._running or (self._to_tell and not self._told))
 
     @property
     def waiting(self) -> int:
@@ -131,6 +132,7 @@ class Engine:
     def step(self) -> list[Update]:
         """Admit what fits, feed a piece of the prompts, and give every row that generates its next tokens. An update
         for each request that has something to say, in which its text goes on or ends."""
+        self._forget_told()
         self._sort()
         self._end_late()
         self._make_room()
@@ -141,13 +143,22 @@ class Engine:
         return self._tell()
 
     def _tell(self) -> list[Update]:
+        """Changes nothing but that it was told, and that last: what an interruption keeps back is told by the next
+        step."""
         updates = []
         for request in self._to_tell:
             piece = request.text.piece()
             if piece is not None or request.error is not None:
                 updates.append(Update(request, piece, request.error))
-        self._to_tell = {}
+        self._told = True
         return updates
+
+    def _forget_told(self) -> None:
+        """What the last step has told, if it returned."""
+        if self._told:
+            for request in self._to_tell:
+                request.text.tell()
+            self._to_tell, self._told = {}, False
 
     # Bytes.
 

@@ -181,7 +181,7 @@ class Generation(Iterator[Piece]):
             self._prefill_seconds = time.perf_counter() - started
             if self._text.ending.late:
                 self._text.give_up()
-                return self._text.piece()
+                return self._piece()
         piece = self._take(logits, [])
         self._prefill_seconds = self._first_token_seconds = time.perf_counter() - started
         return piece
@@ -191,6 +191,11 @@ class Generation(Iterator[Piece]):
         guess = self._guess()
         logits = self._feed([self.tokens[-1], *guess], "all" if guess else "last")
         return self._take(logits if logits is None or not guess else logits[0], guess)
+
+    def _piece(self) -> Piece | None:
+        piece = self._text.piece()
+        self._text.tell()
+        return piece
 
     def _guess(self) -> list[int]:
         if self._draft is None:
@@ -212,7 +217,7 @@ class Generation(Iterator[Piece]):
             self._length.learn(len(guess), accepted)
             self.cache.rewind(len(self._text.ids) - 1)
             self._position = self.cache.lengths[0]
-        return self._text.piece()
+        return self._piece()
 
     def _feed(self, tokens: Sequence[int], logits: str) -> Tensor | None:
         self._check_position()

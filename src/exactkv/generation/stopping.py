@@ -58,7 +58,8 @@ class Ending:
     def __init__(self, stopping: Stopping, tokenizer: Tokenizer | None):
         if stopping.strings and tokenizer is None:
             raise InputError("stop strings need a text, and this model has no tokenizer; give stop_token_ids instead")
-        self.stopping = stopping
+        self.stopping, self._tokenizer = stopping, tokenizer
+        self.given_up = False
         self.reason: str | None = None
         self.matched: str | int | None = None
         self._ends = frozenset(stopping.token_ids)
@@ -66,6 +67,12 @@ class Ending:
         self._held = HeldText(tuple(stopping.strings), stopping.include_stop)
         self._count = 0
         self._until = math.inf
+
+    def anew(self) -> Ending:
+        """One for the same text from its beginning on, with the same deadline."""
+        made = Ending(self.stopping, self._tokenizer)
+        made._until = self._until
+        return made
 
     def start(self) -> None:
         """Work begins: the deadline runs."""
@@ -77,9 +84,10 @@ class Ending:
         """Whether the deadline is over."""
         return time.monotonic() >= self._until
 
-    def feed(self, token: int, full: bool = False) -> str:
-        """Take the next token; returns the text that can be shown now. ``full``: there is no room for one after it. No
-        token may be fed once there is a ``reason``."""
+    def feed(self, token: int, full: bool = False, more: bool = False) -> str:
+        """Take the next token; returns the text that can be shown now. ``full``: there is no room for one after it;
+        ``more``: there is one after it already, so it was not the last. No token may be fed once there is a
+        ``reason``."""
         assert self.reason is None, "the text has ended"
         self._count += 1
         ends = token in self._ends
@@ -87,7 +95,7 @@ class Ending:
         if self._stream is not None and (not ends or self.stopping.include_stop):
             text = self._stream.step(token)
         shown = self._held.add(text)
-        if self._held.matched is None:
+        if self._held.matched is None and not more:
             if ends:
                 self.reason, self.matched = "stop", token
             elif full or self._count >= self.stopping.max_tokens:
@@ -102,7 +110,7 @@ class Ending:
 
     def give_up(self) -> str:
         """The deadline is over before there is another token; returns what was held back."""
-        self.reason = "deadline"
+        self.reason, self.given_up = "deadline", True
         shown = self._finish()
         if self._held.matched is not None:
             self.reason, self.matched = "stop", self._held.matched

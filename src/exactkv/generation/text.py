@@ -36,8 +36,11 @@ class Piece:
 
 
 class Text:
-    """``prompt``: token ids; ``generated``: those chosen so far, ``logprobs`` theirs where asked for; ``shown``: what
-    pieces said so far. ``limit``: the most tokens that prompt and reply may have."""
+    """``prompt``: token ids. ``limit``: the most tokens that prompt and reply may have.
+
+    The tokens taken are all that is stored; ``generated``, ``logprobs``, ``shown`` and ``ending`` follow from them, and
+    are made anew where something interrupted what brought them up to date.
+    """
 
     def __init__(
         self,
@@ -50,39 +53,91 @@ class Text:
     ):
         self.prompt, self.stopping, self.limit = tuple(prompt), stopping, limit
         self.sampling, self.num_logprobs = sampling.resolved(model.tokenizer), num_logprobs
-        self.generated: list[int] = []
-        self.logprobs: list[Logprobs] = []
-        self.shown = ""
-        self.ending = Ending(stopping, model.tokenizer)
-        self._ids = list(prompt)
-        self._history = History(prompt) if sampling.reads_text else None
         self._silent = model.tokenizer is None
-        self._told = 0
-        self._unsaid = ""
-        self._ended = False
+        self._taken: list[tuple[int, Logprobs | None]] = []
+        self._given_up = False
+        self._told = (0, 0, False)  # tokens, characters, and whether it has ended
+        self._ending = Ending(stopping, model.tokenizer)
+        self._begin()
+
+    def _begin(self) -> None:
+        """What follows from no token."""
+        self._generated: list[int] = []
+        self._logprobs: list[Logprobs] = []
+        self._ids = list(self.prompt)
+        self._history = History(self.prompt) if self.sampling.reads_text else None
+        self._ending = self._ending.anew()
+        self._said = ""
+        self._torn = False
+
+    def _settle(self) -> None:
+        """Bring what follows from the tokens up to them."""
+        if not self._torn and len(self._generated) == len(self._taken) and self._given_up <= self._ending.given_up:
+            return
+        if self._torn:
+            self._begin()
+        self._torn = True  # until all is done
+        for i in range(len(self._generated), len(self._taken)):
+            token, told = self._taken[i]
+            full = self.limit is not None and len(self._ids) >= self.limit
+            self._generated.append(token)
+            self._ids.append(token)
+            if told is not None:
+                self._logprobs.append(told)
+            if self._history is not None:
+                self._history.append(token)
+            self._said += self._ending.feed(token, full, more=i + 1 < len(self._taken))
+        if self._given_up and not self._ending.given_up:
+            self._said += self._ending.give_up()
+        self._torn = False
+
+    @property
+    def generated(self) -> list[int]:
+        """The tokens chosen so far."""
+        self._settle()
+        return self._generated
+
+    @property
+    def logprobs(self) -> list[Logprobs]:
+        """Theirs, where asked for."""
+        self._settle()
+        return self._logprobs
+
+    @property
+    def ending(self) -> Ending:
+        """What ends it, and has."""
+        self._settle()
+        return self._ending
+
+    @property
+    def shown(self) -> str:
+        """Its text, but for what may turn out to belong to a stop string or an incomplete character."""
+        self._settle()
+        return self._said
 
     @property
     def ids(self) -> Sequence[int]:
         """Prompt and reply. Not to be changed."""
+        self._settle()
         return self._ids
 
     @property
     def room(self) -> int:
         """How many more tokens it may have."""
         room = self.stopping.max_tokens - len(self.generated)
-        return room if self.limit is None else min(room, self.limit + 1 - len(self._ids))
+        return room if self.limit is None else min(room, self.limit + 1 - len(self.ids))
 
     def choose(self, logits: Tensor, guess: Sequence[int] = ()) -> Choice:
         """Choose from ``logits`` [T, V] the next tokens, as if the T - 1 tokens of ``guess`` came true."""
         if len(guess) == 0:
-            position = [len(self._ids)]
+            position = [len(self.ids)]
             return choose(logits, [self.sampling], position, [self._history], [self.num_logprobs])
-        return choose_run(logits, self.sampling, len(self._ids), self._history, guess, self.num_logprobs)
+        return choose_run(logits, self.sampling, len(self.ids), self._history, guess, self.num_logprobs)
 
     @staticmethod
     def choose_each(texts: Sequence[Text], logits: Tensor) -> Choice:
         """The next token of each text, from its row of ``logits`` [B, V]."""
-        given = [(t.sampling, len(t._ids), t._history, t.num_logprobs) for t in texts]
+        given = [(t.sampling, len(t.ids), t._history, t.num_logprobs) for t in texts]
         samplings, positions, histories, asked = zip(*given, strict=True)
         return choose(logits, samplings, positions, histories, asked)
 
@@ -90,33 +145,29 @@ class Text:
         """Add the first of ``tokens``, and of the others as many as follow a guess that came true, up to the text's
         end."""
         for i, token in enumerate(tokens):
-            full = self.limit is not None and len(self._ids) >= self.limit
-            self.generated.append(token)
-            self._ids.append(token)
-            told = logprobs[i]
-            if told is not None:
-                self.logprobs.append(told)
-            if self._history is not None:
-                self._history.append(token)
-            self._unsaid += self.ending.feed(token, full)
+            self._taken.append((token, logprobs[i]))
             if self.ending.reason is not None or i >= len(guess) or guess[i] != token:
                 break
 
     def give_up(self) -> None:
         """The deadline is over."""
-        self._unsaid += self.ending.give_up()
+        self._given_up = True
+        self._settle()
 
     def piece(self) -> Piece | None:
-        """What has come since the last piece; None where there is nothing to say, or it is held back."""
-        new = self._told < len(self.generated) or (self.ending.reason is not None and not self._ended)
-        if not new or not (self._unsaid or self._silent or self.ending.reason is not None):
+        """What has come since `tell` was last called; None where there is nothing to say, or it is held back."""
+        tokens, characters, ended = self._told
+        reason, said = self.ending.reason, self.shown[characters:]
+        new = tokens < len(self.generated) or (reason is not None and not ended)
+        if not new or not (said or self._silent or reason is not None):
             return None
-        said, self._unsaid = self._unsaid, ""
-        self.shown += said
-        self._ended = self.ending.reason is not None
-        start, self._told = self._told, len(self.generated)
-        tokens, logprobs = tuple(self.generated[start:]), tuple(self.logprobs[start:])
-        return Piece(said, tokens, self.ending.reason, self.ending.matched, logprobs)
+        told = [told for _, told in self._taken[tokens:] if told is not None]
+        return Piece(said, tuple(self.generated[tokens:]), reason, self.ending.matched, tuple(told))
+
+    def tell(self) -> None:
+        """What `piece` gives has been told."""
+        if self.piece() is not None:
+            self._told = (len(self.generated), len(self.shown), self.ending.reason is not None)
 
 
 def make_text(
