@@ -43,10 +43,11 @@ def parse(raw: bytes) -> dict[str, Any]:
 
 def id_of(content: Mapping[str, Any], number: int) -> Id:
     """The id of what a line asks for: its own, or the line's ``number``."""
-    given = content.get("id", number)
+    given = content.get("id")
+    given = number if given is None else given
     if not isinstance(given, str) and not is_int(given):
         raise InputError(f"id is {_shown(given)}; expected a text or an integer")
-    return given  # type: ignore[no-any-return]
+    return given
 
 
 @dataclass(frozen=True)

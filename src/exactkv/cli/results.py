@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -74,6 +75,8 @@ class Results:
                 ) from None
             except OSError:
                 return  # a file system without locks
+            if file is self._file and not os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
+                raise InputError(f"another process has just rewritten {self.path}; wait for it, or give another --out")
 
     def _read(self) -> None:
         with self.path.open("rb") as file:
@@ -94,8 +97,23 @@ class Results:
 
     def _drop_errors(self) -> None:
         """Write what stays beside the file, then put it in the file's place."""
-        beside = self.path.with_name(f"{self.path.name}.new")
-        with self.path.open("rb") as old, beside.open("wb") as new:
+        handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".tmp", dir=self.path.parent)
+        beside = Path(name)
+        try:
+            self._write_finished(handle)
+            shutil.copymode(self.path, beside)
+            kept = open(beside, "ab")  # noqa: SIM115
+            self._lock(kept)
+            os.replace(beside, self.path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        self._file.close()
+        self._file = kept
+
+    def _write_finished(self, handle: int) -> None:
+        """To the file descriptor ``handle``, which is closed."""
+        with os.fdopen(handle, "wb") as new, self.path.open("rb") as old:
             left = self._end
             for raw in old:
                 left -= len(raw)
@@ -107,9 +125,3 @@ class Results:
                     self._newline = raw.endswith(b"\n")
             new.flush()
             os.fsync(new.fileno())
-        shutil.copymode(self.path, beside)
-        kept = open(beside, "ab")  # noqa: SIM115
-        self._lock(kept)
-        os.replace(beside, self.path)
-        self._file.close()
-        self._file = kept
