@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from exactkv.cache import AttentionPattern, Cache
 from exactkv.models.model import Model
 from exactkv.models.random import random_weights
-from exactkv.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, RopeSpec
+from exactkv.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, MoeSpec, RopeSpec
 from tests.tiny import FULL, VOCAB, chunk, on, window
 
 PATTERNS = [FULL, window(6), chunk(8), window(40)]
@@ -50,6 +51,20 @@ def dense_model(
     extra = {"embedding_scale": 3.0, "norm_offset": 1.0, "logit_scale": 2.0, "logit_softcap": 9.0} if every_word else {}
     spec = DecoderSpec("tiny", VOCAB, 48, layers, 1e-6, 4096, tied_head=every_word, **extra)  # type: ignore[arg-type]
     return Model(spec, on(device, random_weights(spec, seed, dtype, gain=1.5)))
+
+
+def mixture_model(device: str = "cpu", dtype: torch.dtype = torch.float32, post_norms: bool = False) -> Model:
+    """Four layers of five experts, of which two are chosen by softmax, normalized, and multiply the outputs; a shared
+    expert in every second layer, an MLP in the last."""
+    spec = dense_model(dtype=dtype).spec
+    moe = MoeSpec(5, 2, 24, "silu", normalized=True, score_scale=1.5, router_bias=True)
+    mixed = [replace(moe, shared_intermediate_size=40 if i % 2 else 0) for i in range(3)]
+    layers = tuple(
+        replace(layer, mlp=mixed[i] if i < 3 else layer.mlp, post_norms=post_norms, residual_scale=0.7)
+        for i, layer in enumerate(spec.layers)
+    )
+    spec = replace(spec, layers=layers)
+    return Model(spec, on(device, random_weights(spec, 3, dtype, gain=1.5)))
 
 
 def fed_uncaptured(model: Model, cache: Cache, tokens: Sequence[int], captured: object) -> Tensor:

@@ -12,6 +12,7 @@ from exactkv.cache import CacheSpec, RowTables, Step
 from exactkv.models.attention import Attention
 from exactkv.models.decoder import Decoder, Layer
 from exactkv.models.mlp import MLP
+from exactkv.models.moe import MixtureOfExperts
 from exactkv.models.norm import RMSNorm
 from exactkv.models.rope import frequencies
 from exactkv.models.spec import AttentionSpec, RopeSpec
@@ -32,8 +33,8 @@ class CapturedStep:
         self.tables = RowTables(cache, rows, device)
         self.zones = [layer.places[0][0] for layer in cache.layers]
         layers = [layer for layer in decoder.layers if isinstance(layer, Layer)]
-        self.layers = [(layer, _attention(layer), _mlp(layer)) for layer in layers]
-        found = [attention.spec for _, attention, _ in self.layers]
+        self.layers = [(layer, _attention(layer)) for layer in layers]
+        found = [attention.spec for _, attention in self.layers]
         self.ropes = {rope: i for i, rope in enumerate(decoder.ropes)}
         width = max(16, 1 << (max(a.head_dim for a in found) - 1).bit_length())
 
@@ -45,7 +46,7 @@ class CapturedStep:
         self.cos, self.sin = (empty(len(self.ropes), rows, width, dtype=torch.float32) for _ in range(2))
         self.settled: tuple[RopeSpec, ...] | None = None
         self.x, self.other, self.normed = (empty(rows, spec.hidden_size) for _ in range(3))
-        self.both = empty(rows, 2 * max(mlp.spec.intermediate_size for _, _, mlp in self.layers))
+        self.norms = [_norm_weight(attention) for _, attention in self.layers]
         self.splits = [_splits(rows, a.num_kv_heads) for a in found]
         self.scratch = [
             Scratch.make(rows, a.num_kv_heads, a.num_heads // a.num_kv_heads, a.head_dim, splits, device)
@@ -101,12 +102,15 @@ class CapturedStep:
         d, t = self.decoder, self.tables
         launch.begin(t.tokens, self.chosen, t.positions, d.embedding, d.embedding_scale, self.freqs, self.amplitudes,
                      self.cos, self.sin, self.x)  # fmt: skip
-        for i, (layer, attention, mlp) in enumerate(self.layers):
+        for i, (layer, attention) in enumerate(self.layers):
             q = self._project(attention)
             self._add(self._attended(i, attention, q), attention.out, attention.out_bias, layer.attention_post_norm,
                       layer.spec.attention_scale, layer.spec.residual_scale)  # fmt: skip
-            self._add(self._gated(layer, mlp), mlp.down, mlp.down_bias, layer.mlp_post_norm, layer.spec.mlp_scale,
-                      layer.spec.residual_scale)  # fmt: skip
+            if isinstance(layer.mlp, MixtureOfExperts):
+                self._add_experts(layer, layer.mlp)
+            elif layer.mlp is not None:
+                self._add(self._gated(layer, layer.mlp), layer.mlp.down, layer.mlp.down_bias, layer.mlp_post_norm,
+                          layer.spec.mlp_scale, layer.spec.residual_scale)  # fmt: skip
         self._product(self.x, d.final_norm, d.head, d.head_bias, self.logits)
         if d.spec.logit_scale != 1.0:
             self.logits.mul_(d.spec.logit_scale)
@@ -126,7 +130,7 @@ class CapturedStep:
         rotation = (self.cos[rope], self.sin[rope]) if self.ropes else (self.cos, self.sin)
         out = self.x.new_empty(self.rows, a.num_heads * a.head_dim)
         launch.attend(
-            qkv, attention.qk_weight, rotation, (t.positions, t.counts[zone], t.spans[zone], t.addresses[i]),
+            qkv, self.norms[i], rotation, (t.positions, t.counts[zone], t.spans[zone], t.addresses[i]),
             attention.sinks, self.scratch[self.kinds[i]], out, _heads(a, attention.eps), self.splits[i],
         )  # fmt: skip
         return out
@@ -143,6 +147,45 @@ class CapturedStep:
             self._product(self.x, norm, mlp.up, mlp.up_bias, both)
             launch.gated(both, activation, mlp.spec.gate_scale, out)
         return out
+
+    def _add_experts(self, layer: Layer, moe: MixtureOfExperts) -> None:
+        """x += what the chosen experts, and the shared one, give of norm x."""
+        s, rows, norm, post = moe.spec, self.rows, layer.mlp_norm, layer.mlp_post_norm
+        assert isinstance(norm, RMSNorm)
+        launch.add_norm(self.x, None, None, norm.weight, self.normed, 1.0, norm.eps)
+        logits = self.x.new_empty(rows, s.num_experts)
+        self._linear(self.normed, moe.router, logits)
+        chosen = torch.empty(rows, s.top_k, dtype=torch.int32, device=self.x.device)
+        scores = self.x.new_empty(rows, s.top_k)
+        launch.route(logits, moe.router_bias, chosen, scores, s.score_scale, s.scores == "sigmoid", s.normalized)
+        inner = self.x.new_empty(rows, s.top_k, s.intermediate_size)
+        launch.experts_up(self.normed, moe.gate_up, chosen, scores if s.scores_input else None, s.activation, inner)
+        shared = self._shared(moe.shared) if moe.shared is not None else None
+        scale = layer.spec.mlp_scale * (layer.spec.residual_scale if post is None else 1.0)
+        launch.experts_down(inner, moe.down, chosen, None if s.scores_input else scores, shared,
+                            self.x if post is None else None, scale, self.other)  # fmt: skip
+        if post is None:
+            self.x, self.other = self.other, self.x
+        else:
+            assert isinstance(post, RMSNorm)
+            launch.add_norm(self.x, self.other, post.weight, None, None, layer.spec.residual_scale, post.eps)
+
+    def _shared(self, mlp: MLP) -> Tensor:
+        """The shared expert of the normed rows."""
+        inner = self.x.new_empty(self.rows, mlp.spec.intermediate_size)
+        if self.rows == 1:
+            launch.gemv(self.normed, mlp.up, inner, activation=mlp.spec.activation)
+        else:
+            launch.gated(F.linear(self.normed, mlp.up), mlp.spec.activation, 1.0, inner)
+        out = torch.empty_like(self.x)
+        self._linear(inner, mlp.down, out)
+        return out
+
+    def _linear(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        if self.rows == 1:
+            launch.gemv(x, weight, out)
+        else:
+            torch.mm(x, weight.t(), out=out)
 
     def _product(self, x: Tensor, norm: object, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
         """``out`` = W norm(x) + bias."""
@@ -175,15 +218,20 @@ def _attention(layer: Layer) -> Attention:
     return layer.attention
 
 
-def _mlp(layer: Layer) -> MLP:
-    assert isinstance(layer.mlp, MLP)
-    return layer.mlp
+def _norm_weight(attention: Attention) -> Tensor | None:
+    """[Hq + H, D], what q's and k's heads are normed with; a norm after the rotation is the same before it."""
+    a = attention.spec
+    if a.qk_norm == "unit":
+        return torch.ones(a.num_heads + a.num_kv_heads, a.head_dim, device=attention.qkv.device)
+    return attention.qk_weight
 
 
 def _heads(a: AttentionSpec, eps: float) -> Heads:
     rope, interleaved = (0, False) if a.rope is None else (a.rope.dim, a.rope.interleaved)
     group = a.num_heads // a.num_kv_heads
-    return Heads(a.num_kv_heads, group, a.head_dim, a.scale, rope, interleaved, a.softcap, eps)
+    t = a.temperature
+    warmth = None if t is None else (t.scale, t.floor_scale, float(t.first))
+    return Heads(a.num_kv_heads, group, a.head_dim, a.scale, rope, interleaved, a.softcap, eps, warmth)
 
 
 def _splits(rows: int, heads: int) -> int:

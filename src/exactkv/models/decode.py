@@ -17,7 +17,7 @@ from exactkv.cache import Cache, CacheSpec, RowTables, Step
 from exactkv.errors import IntegrityError
 from exactkv.models.decoder import Decoder, Layer
 from exactkv.models.norm import RMSNorm
-from exactkv.models.spec import AttentionSpec, MlpSpec, RopeSpec
+from exactkv.models.spec import AttentionSpec, MlpSpec, MoeSpec, RopeSpec
 from exactkv.ops import TORCH
 
 if TYPE_CHECKING:
@@ -150,8 +150,8 @@ def _why_not_layer(layer: Layer) -> str | None:
     spec, a, m = layer.spec, layer.spec.attention, layer.spec.mlp
     if not isinstance(a, AttentionSpec):
         return "a layer without plain attention"
-    if not isinstance(m, MlpSpec):
-        return "a mixture of experts"
+    if m is None:
+        return "a layer without an MLP"
     found = {
         "recurrence": spec.recurrent is not None,
         "a mixture beside the MLP": spec.beside is not None,
@@ -159,16 +159,30 @@ def _why_not_layer(layer: Layer) -> str | None:
         "parallel blocks": spec.parallel,
         "no norm before a block": not spec.pre_norms,
         "a learned scale of a layer": spec.scaled,
-        "an MLP without a gate": not m.gated,
-        "a sparse gate": bool(m.sparsity),
         f"the activation {m.activation}": m.activation not in ACTIVATIONS,
         "anchors": a.pattern.anchors > 0,
-        f"q/k norm over {a.qk_norm}": a.qk_norm not in (None, "head"),
-        "a query temperature": a.temperature is not None,
+        f"q/k norm over {a.qk_norm}": a.qk_norm not in (None, "head", "unit"),
+        "a norm after a scaled rotation": a.qk_norm == "unit" and a.rope is not None and a.rope.amplitude != 1.0,
         "a norm of values": a.v_norm,
         "keys as values": a.keys_as_values,
         "shared keys and values": a.shares is not None,
         "gated attention": a.gated,
         "heads of a width that memory is not aligned to": a.head_dim % 8 != 0,
+        **(_why_not_mlp(m) if isinstance(m, MlpSpec) else _why_not_moe(m)),
     }
     return next((what for what, is_so in found.items() if is_so), None)
+
+
+def _why_not_mlp(m: MlpSpec) -> dict[str, bool]:
+    return {"an MLP without a gate": not m.gated, "a sparse gate": bool(m.sparsity)}
+
+
+def _why_not_moe(m: MoeSpec) -> dict[str, bool]:
+    return {
+        "groups of experts": m.groups > 1,
+        "a bias of the choice of experts": m.score_bias,
+        "biases of experts": m.bias,
+        "a gate of the shared expert": m.shared_gate,
+        "a norm of the router's": m.router_norm,
+        "learned factors of scores": m.expert_scale,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 
 import torch
@@ -30,6 +31,8 @@ def attend(
             out = q.new_zeros((1, *q.shape[1:3], 0))
         elif row.queries == 1:
             out = _attend_one(queries, row, scale, softcap, sink_logits)
+        elif _has_kernels(q):
+            out = _attend_fused(queries, view.pattern, row, scale, softcap, sink_logits)
         elif plain:
             out = _attend_many(queries, view.pattern, row, scale)
         else:
@@ -120,6 +123,21 @@ def _attend_many(q: Tensor, pattern: AttentionPattern, row: RowView, scale: floa
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
 
 
+def _has_kernels(x: Tensor) -> bool:
+    """Whether there are Triton kernels for what holds ``x``: on CUDA, in half precision."""
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and importlib.util.find_spec("triton") is not None
+
+
+def _attend_fused(
+    q: Tensor, pattern: AttentionPattern, row: RowView, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """Queries [1, Hq, count, D] in one kernel."""
+    from exactkv.ops.triton import launch
+
+    keys, values = _keys_and_values(row)
+    return launch.flash(q[0], keys, values, pattern, row.start, row.segments[0].position, scale, softcap, sinks)[None]
+
+
 def query_blocks(pattern: AttentionPattern, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
     """Cut the queries [start, end) into blocks (from, to, causal). A causal block sees no key before its own
     first query and every one from there up to each query, so that it needs no mask."""
@@ -141,6 +159,8 @@ def experts(
     gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """See reference.experts. Reads the chosen experts' weights only, each once."""
+    if _has_kernels(x) and gate_up_bias is None and down_bias is None:
+        return _experts_grouped(x, chosen, gate_up, down, activation)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     for e in torch.unique(chosen).tolist():
         rows = torch.nonzero(chosen == e, as_tuple=True)
@@ -148,6 +168,17 @@ def experts(
         gate, up = both.chunk(2, dim=-1)
         out[rows] = linear(gated(gate, up, activation), down[e], None if down_bias is None else down_bias[e])
     return out
+
+
+def _experts_grouped(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
+    """The same as one product of groups each, of inputs sorted by expert; the host waits for nothing."""
+    by_expert, order = torch.sort(chosen.flatten(), stable=True)
+    every = torch.arange(gate_up.shape[0], device=x.device)
+    ends = torch.searchsorted(by_expert, every, right=True, out_int32=True)
+    inputs = x[order // x.shape[1], order % x.shape[1]]
+    gate, up = F.grouped_mm(inputs, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+    results = F.grouped_mm(gated(gate, up, activation), down.transpose(1, 2), offs=ends)
+    return torch.empty_like(results).index_copy_(0, order, results).view(x.shape)
 
 
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:

@@ -46,16 +46,18 @@ def finished(best, total, mixed, sinks, first_head, member, GROUP: tl.constexpr,
 @triton.jit
 def attend(
     qkv, norm, cos, sin, positions, counts, spans, addresses, sinks, shares, stats, done, out, scale, softcap, eps,
+    heat, floor_scale, first_position,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr, SEGMENTS: tl.constexpr, ROPE: tl.constexpr, WIDE: tl.constexpr,
     INTERLEAVED: tl.constexpr, NORM: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    TEMPERATURE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid [rows, HEADS, SPLITS]. ``qkv`` [B, (HEADS · GROUP + 2 · HEADS) · D] before norm and rope; ``out``
     [B, HEADS · GROUP · D]. ``norm`` [HEADS · GROUP + HEADS, D]. ``cos``, ``sin`` [B, WIDE]. Tables: cache/tables.py.
     ``shares`` [B, HEADS, SPLITS, GROUP, D] and ``stats`` [B, HEADS, 2, GROUP, SPLITS]: what programs leave for each
     other; ``done`` [B, HEADS]: how many have, 0 between launches. An idle row's result is 0 and nothing of it is
-    written. The new row takes part as it is stored, and is never read from memory.
+    written. The new row takes part as it is stored, and is never read from memory. ``heat``, ``floor_scale``,
+    ``first_position``: of a query temperature (spec.QueryTemperature).
     """
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     dtype: tl.constexpr = out.dtype.element_ty
@@ -80,6 +82,9 @@ def attend(
         q_at = first + (head * GROUP + member)[:, None] * D
         q_norm = norm + (head * GROUP + member)[:, None] * D
         q = turned(q_at, q_norm, cos_at, sin_at, column[None, :], inside, eps, D, ROPE, INTERLEAVED, NORM, WIDE)
+        if TEMPERATURE:
+            steps = tl.floor((tl.load(positions + row).to(tl.float32) + first_position) / floor_scale)
+            q = q * (1.0 + heat * tl.log(1.0 + steps))
         q = q.to(dtype)
         best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         total = tl.zeros((BLOCK_M,), tl.float32)

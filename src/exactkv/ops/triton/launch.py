@@ -8,7 +8,9 @@ import torch
 import triton
 from torch import Tensor
 
-from exactkv.ops.triton import attention, kernels
+from exactkv.cache import AttentionPattern, ChunkedAttention, SlidingWindow
+from exactkv.ops.triton import attention, experts, kernels
+from exactkv.ops.triton import flash as pieces
 from exactkv.ops.triton import gemv as products
 
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "quick_gelu", "relu")
@@ -91,6 +93,44 @@ def gemv(
     )  # fmt: skip
 
 
+def route(
+    logits: Tensor, bias: Tensor | None, chosen: Tensor, scores: Tensor, score_scale: float, sigmoid: bool,
+    normalized: bool,
+) -> None:  # fmt: skip
+    """The best experts of each row of ``logits`` [B, E] into ``chosen`` and ``scores`` [B, k]."""
+    rows, count = logits.shape
+    experts.route[(rows,)](
+        logits, logits if bias is None else bias, chosen, scores, score_scale, EXPERTS=count,
+        BLOCK=triton.next_power_of_2(count), TOP=chosen.shape[1], SIGMOID=sigmoid, NORMALIZED=normalized,
+        BIAS=bias is not None,
+    )  # fmt: skip
+
+
+def experts_up(x: Tensor, weight: Tensor, chosen: Tensor, scores: Tensor | None, activation: str, out: Tensor) -> None:
+    """``out`` [B, k, inter] = act(gate) · up of the chosen experts, of ``x`` [B, in] times its score if given."""
+    top, inner = out.shape[1:]
+    block_n, block_k, warps = tile(inner, x.shape[1], True, False)
+    experts.up[(triton.cdiv(inner, block_n), x.shape[0] * top)](
+        x, weight, chosen, x if scores is None else scores, out, INPUTS=x.shape[1], INNER=inner, TOP=top,
+        SCORED=scores is not None, ACTIVATION=activation, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
+    )  # fmt: skip
+
+
+def experts_down(
+    x: Tensor, weight: Tensor, chosen: Tensor, scores: Tensor | None, shared: Tensor | None, residual: Tensor | None,
+    scale: float, out: Tensor,
+) -> None:  # fmt: skip
+    """``out`` [B, hidden] = [residual +] scale · (sum of [score ·] W x [+ shared]), ``x`` [B, k, inter]."""
+    rows, top, inner = x.shape
+    block_n, block_k, warps = tile(out.shape[1], inner, False, False)
+    experts.down[(triton.cdiv(out.shape[1], block_n), rows)](
+        x, weight, chosen, x if scores is None else scores, x if shared is None else shared,
+        x if residual is None else residual, out, scale, INPUTS=inner, OUTPUTS=out.shape[1], TOP=top,
+        SCORED=scores is not None, SHARED=shared is not None, RESIDUAL=residual is not None, BLOCK_N=block_n,
+        BLOCK_K=block_k, num_warps=warps,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Heads:
     """What the attention kernel must know of a layer; ``rope``: numbers of a head that are rotated."""
@@ -103,6 +143,7 @@ class Heads:
     interleaved: bool
     softcap: float | None
     eps: float
+    temperature: tuple[float, float, float] | None = None  # scale, floor_scale, first position
 
 
 @dataclass(frozen=True)
@@ -133,10 +174,34 @@ def attend(
     attention.attend[(out.shape[0], heads.num_kv_heads, splits)](
         qkv, qkv if norm is None else norm, cos, sin, positions, counts, spans, addresses,
         qkv if sinks is None else sinks, scratch.shares, scratch.stats, scratch.done, out, heads.scale,
-        heads.softcap or 1.0, heads.eps, HEADS=heads.num_kv_heads, GROUP=heads.group, D=heads.head_dim,
+        heads.softcap or 1.0, heads.eps, *(heads.temperature or (1.0, 1.0, 0.0)),
+        HEADS=heads.num_kv_heads, GROUP=heads.group, D=heads.head_dim,
         BLOCK_D=max(16, triton.next_power_of_2(heads.head_dim)), BLOCK_M=max(16, triton.next_power_of_2(heads.group)),
         BLOCK=32 if exact else 64, SPLITS=splits, SEGMENTS=spans.shape[1], ROPE=heads.rope, WIDE=cos.shape[-1],
         INTERLEAVED=heads.interleaved, NORM=norm is not None, SOFTCAP=heads.softcap is not None,
-        SINKS=sinks is not None, PRECISION="ieee",
-        num_warps=4,
+        SINKS=sinks is not None, TEMPERATURE=heads.temperature is not None, PRECISION="ieee", num_warps=4,
     )  # fmt: skip
+
+
+def flash(
+    q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, start: int, first_key: int, scale: float,
+    softcap: float | None, sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Attention of the queries ``q`` [Hq, T, D], at ``start`` and on, to the keys ``k`` and values ``v`` [H, n, D], at
+    ``first_key`` and up to the last query's position: [Hq, T, D]. Columns must be contiguous, rows need not be."""
+    heads, count, dim = q.shape
+    window = pattern.window if isinstance(pattern, SlidingWindow) else 0
+    chunk = pattern.chunk_size if isinstance(pattern, ChunkedAttention) else 0
+    out = torch.empty(count, heads, dim, dtype=q.dtype, device=q.device).transpose(0, 1)
+    exact = q.dtype == torch.float32
+    width = max(16, triton.next_power_of_2(dim))
+    block_m, block_n, warps = (32, 32, 4) if exact else (128, 128, 8) if width <= 128 else (128, 64, 8)
+    pieces.flash[(triton.cdiv(count, block_m), heads)](
+        q, k, v, q if sinks is None else sinks, out, scale, softcap or 1.0, count, start, first_key,
+        window or chunk or 1,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0), out.stride(1),
+        GROUP=heads // k.shape[0], D=dim, BLOCK_D=width, BLOCK_M=block_m, BLOCK_N=block_n, WINDOW=window > 0,
+        CHUNK=chunk > 0, SOFTCAP=softcap is not None, SINKS=sinks is not None, PRECISION="ieee", num_warps=warps,
+        num_stages=3 if width <= 128 else 2,
+    )  # fmt: skip
+    return out
