@@ -7,7 +7,7 @@ import torch
 
 from exactkv.errors import InputError
 from exactkv.generation import Sampling, end_token_ids, stream
-from exactkv.generation.loop import PREFILL_WIDTH
+from exactkv.generation.reuse import PREFILL_WIDTH
 from exactkv.models.model import Model
 from tests.generation.tiny_text import BOS, END, EOS, VOCAB, byte_tokenizer, scripted, text_model
 

@@ -14,7 +14,7 @@ from exactkv.cache import join
 from exactkv.models.decode import greedy
 from exactkv.models.model import Model
 from exactkv.ops import REFERENCE
-from tests.gpu.decoding import PATTERNS, dense_model
+from tests.gpu.decoding import PATTERNS, dense_model, mixture_model
 from tests.tiny import FULL, random_tokens, tiny_llama4, tiny_model, with_ops
 
 pytestmark = [
@@ -50,6 +50,15 @@ def test_steps_equal_one_pass_of_the_reference(every_word, rows, prompt):
     expected = with_ops(model, REFERENCE)(torch.tensor(tokens))[:, prompt:]
     assert close(decoded(model, tokens, prompt, step=4), expected)
     assert model.decode_path.captures == [1 << (rows - 1).bit_length()]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("kind", ["llama4", "mixture", "mixture with norms after"])
+def test_mixtures_equal_one_pass_of_the_reference(kind, rows):
+    model = tiny_llama4(8, device="cuda") if kind == "llama4" else mixture_model("cuda", post_norms="norms" in kind)
+    tokens = [random_tokens(70, r) for r in range(rows)]
+    expected = with_ops(model, REFERENCE)(torch.tensor(tokens))[:, 3:]
+    assert close(decoded(model, tokens, 3, step=4), expected, 2e-5)
 
 
 def test_long_rows_are_shared_out_among_programs():
@@ -170,7 +179,6 @@ def test_greedy_ahead_of_the_host_is_what_a_token_at_a_time_gives():
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        (lambda: tiny_llama4(8, device="cuda"), "unit"),
         (lambda: dense_model(dtype=torch.float64, device="cuda"), "float64"),
         (lambda: dense_model(), "CUDA"),
         (lambda: with_ops(dense_model(device="cuda")), "reference"),

@@ -13,7 +13,7 @@ from exactkv.cache.checks import is_int, listed, require
 from exactkv.errors import InputError
 from exactkv.generation.draft import Draft, DraftLength, guess_of, make_draft
 from exactkv.generation.prompts import Prompt
-from exactkv.generation.reuse import PREFILL_WIDTH, next_stop, reuse
+from exactkv.generation.reuse import next_stop, prefill_width, reuse
 from exactkv.generation.sampling import GREEDY, Logprobs, Sampling
 from exactkv.generation.stopping import Stopping
 from exactkv.generation.text import Piece, Text, make_text
@@ -172,9 +172,9 @@ class Generation(Iterator[Piece]):
         self._check_position()
         prompt = self.prompt
         self._cached = self._position = reuse(self.cache, prompt)
-        logits = None
+        logits, width = None, prefill_width(self.model.device)
         while self._position < len(prompt):
-            start, stop = self._position, next_stop(self.cache, len(prompt), PREFILL_WIDTH, self._marks)
+            start, stop = self._position, next_stop(self.cache, len(prompt), width, self._marks)
             logits = self._feed(prompt[start:stop], "last" if stop == len(prompt) else "none")
             if stop in self._marks:
                 self.cache.checkpoint(label=self._marks[stop])

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import torch
+
 from exactkv.cache import Cache, CheckpointPolicy
 
 PREFILL_WIDTH = 512
 """Prompt tokens a forward pass: enough to use the machine, few enough to bound memory and answer Ctrl-C."""
+CUDA_PREFILL_WIDTH = 4096
+"""The same on CUDA, where a pass of few tokens waits for weights."""
 CHECKPOINTS = CheckpointPolicy(every=1024, max_bytes=1 << 30)
 """Where nothing else is said, for caches that will be reused: for edits within long texts, in bounded memory."""
+
+
+def prefill_width(device: torch.device) -> int:
+    """Prompt tokens of a forward pass of one row on ``device``."""
+    return CUDA_PREFILL_WIDTH if device.type == "cuda" else PREFILL_WIDTH
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
