@@ -35,8 +35,8 @@ class Vocabulary:
 
     ``tokens``: the bytes of each, of special tokens their names. ``special``: ids that are no part of a text: special
     tokens, those without bytes, and rows beyond the tokenizer's own. ``space``: where decoding drops a space that
-    begins a text, a token for a single space, else None. ``odd_beginnings``: tokens with a space in front that lose another
-    number of spaces there. ``begins_with_space``: bool [V].
+    begins a text, a token for a single space, else None. ``odd_beginnings``: tokens with a space in front that
+    lose another number of spaces there. ``begins_with_space``: bool [V].
     Raises InputError for a tokenizer whose texts cannot be told from its tokens.
     """
 
