@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 WHITESPACE = r"( |\r?\n{1,2}[ \t]{0,40})"
 """Between the parts of a JSON value. JSON allows any, and small models then write line breaks without end."""
-
+UNTIL = "until_"
 OPTIONS = '%llguidance {"no_forcing": true}'
 """Allow every token that fits. Else, where only one text can follow, llguidance allows just the token with which the
 tokenizer would begin it; if that one was banned, nothing would be left."""
@@ -26,8 +26,8 @@ class Structure:
     """What a text must look like. Made by one of the constructors, which check what they are given.
 
     ``kind``: "json_schema", "grammar" or "regex"; ``source``: the schema, grammar or expression. ``tokens``: pairs of a
-    name and the text of a token, which a grammar may use by that name: the token itself where it is
-    a special one of the model's, else its text.
+    name and the text of a token, which a grammar may use by that name: the token itself where it is a special one of
+    the model's, else its text. A name that begins with ``until_`` means any text up to and with the first such token.
     """
 
     kind: str
@@ -78,7 +78,7 @@ class Structure:
         elif self.kind == "regex":
             inner = json.loads(matcher.grammar_from_regex(self.source))["grammars"][0]
         else:
-            named = [f"{name}: {_token(text, tokenizer)}" for name, text in self.tokens]
+            named = [_rule(name, text, tokenizer) for name, text in self.tokens]
             inner = {"lark_grammar": "\n".join([self.source, *named])}
         start = 'start: " " @inner' if spaced else "start: @inner"
         outer = {"name": "outer", "lark_grammar": f"{OPTIONS}\n{start}"}
@@ -93,6 +93,15 @@ def _checked(name: str, text: Any) -> str:
     except UnicodeEncodeError as error:
         raise InputError(f"the {name} holds half of a surrogate pair at character {error.start}") from None
     return text
+
+
+def _rule(name: str, text: str, tokenizer: Tokenizer | None) -> str:
+    """A grammar's rule for a token, or for any text up to and with it."""
+    token = _token(text, tokenizer)
+    if not name.startswith(UNTIL):
+        return f"{name}: {token}"
+    # A lexer takes as much as it can, so that a text's end must be named with it, unless it is no text.
+    return rf"{name}: /(.|\n)*/ {token}" if token.startswith("<") else rf"{name}[suffix={token}]: /(.|\n)*/"
 
 
 def _token(text: str, tokenizer: Tokenizer | None) -> str:

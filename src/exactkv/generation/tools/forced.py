@@ -34,8 +34,8 @@ def forced_call(format: ToolFormat, tools: Functions, choice: str | Mapping[str,
     start, rules, tokens = MAKERS[format.forced](chosen, several)
     if format.begins_reasoning(after) and format.reasoning is not None:
         start = f"reasoning {start}"
-        tokens = (*tokens, ("ends_reasoning", format.reasoning[1]))
-        rules = [*rules, r"reasoning: /(.|\n)*/ ends_reasoning /\s{0,4}/"]
+        tokens = (*tokens, ("until_answer", format.reasoning[1]))
+        rules = [*rules, r"reasoning: until_answer /\s{0,4}/"]
     return Structure("grammar", "\n".join([f"start: {start}", *rules]), tokens)
 
 
@@ -99,13 +99,13 @@ def _harmony(tools: Functions, several: bool) -> Made:
     heads = [f"{json.dumps(f'commentary to=functions.{name} ')} json value_{i}" for i, name in enumerate(tools)]
     values = [f"value_{i}: %json {_dumped(_object(schema))}" for i, schema in enumerate(tools.values())]
     rules = [
-        r'analysis: channel "analysis" message /(.|\n)*/ ends starts "assistant"',
+        r'analysis: channel "analysis" message until_end starts "assistant"',
         'json: constrain "json" message',
         f"call: channel ({' | '.join(heads)})",
         *values,
     ]
     names = ("channel", "message", "constrain")
-    tokens = (*((name, f"<|{name}|>") for name in names), ("ends", "<|end|>"), ("starts", "<|start|>"))
+    tokens = (*((name, f"<|{name}|>") for name in names), ("until_end", "<|end|>"), ("starts", "<|start|>"))
     return "analysis? call", rules, tokens
 
 

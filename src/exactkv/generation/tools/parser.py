@@ -167,6 +167,4 @@ class MarkedParser(Parser):
 def held(text: str, markers: Sequence[str]) -> int:
     """How many characters at a text's end may be the beginning of a marker."""
     longest = max(map(len, markers), default=1) - 1
-    return next(
-        (n for n in range(min(longest, len(text)), 0, -1) if any(m.startswith(text[-n:]) for m in markers)), 0
-    )
+    return next((n for n in range(min(longest, len(text)), 0, -1) if any(m.startswith(text[-n:]) for m in markers)), 0)
