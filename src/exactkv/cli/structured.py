@@ -85,8 +85,8 @@ def tool_format(model: Model) -> ToolFormat:
     found = ToolFormat.of(model.tokenizer)
     if found is None or found.forced is None:
         raise InputError(
-            f"--tools was given, and the chat template of {model.name or 'this model'} shows no format of calls that is "
-            "known; take a model that was trained to call tools, or leave out --tools"
+            f"--tools was given, and the chat template of {model.name or 'this model'} shows no format of calls that "
+            "is known; take a model that was trained to call tools, or leave out --tools"
         )
     return found
 

@@ -116,10 +116,10 @@ def test_what_a_reply_says(name, reply, expected):
 
 
 ALPHABET = [
-    "<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "{", "}", "[", "]",
-    '{"name": "f", "arguments": {"a": "x"}}', '{"name": "g_2", "parameters": {}}', "f(x=1)", ", ", "; ", '"', "\\", "\n",
-    " ", "text", "é<", "<|channel|>", "analysis", "final", "commentary", " to=functions.f", "<|message|>", "<|end|>",
-    "<|call|>", "<|start|>", "assistant", "<|", "[THINK]", "[/THINK]", "<|python_start|>", "<|python_end|>",
+    "<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "{", "}", "[",
+    '{"name": "f", "arguments": {"a": "x"}}', '{"name": "g_2", "parameters": {}}', "f(x=1)", ", ", "; ", '"', "\\",
+    "]", "\n", " ", "text", "é<", "<|channel|>", "analysis", "final", "commentary", " to=functions.f", "<|message|>",
+    "<|call|>", "<|start|>", "assistant", "<|", "[THINK]", "[/THINK]", "<|python_start|>", "<|python_end|>", "<|end|>",
 ]  # fmt: skip
 replies = st.one_of(
     st.sampled_from([reply for _, reply, _ in CASES]), st.lists(st.sampled_from(ALPHABET), max_size=14).map("".join)
@@ -146,7 +146,7 @@ def test_pieces_do_not_matter(name, reply, data):
 
 
 def nothing_lost(reply, events):
-    """What was told stands in the reply, in this order; and where nothing can be a call or reasoning, it is the reply."""
+    """What was told stands in the reply, in this order; where nothing can be a call or reasoning, it is the reply."""
     rest = iter(reply)
     for event in events:
         if isinstance(event, TextEvent | ReasoningEvent):

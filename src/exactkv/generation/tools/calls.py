@@ -1,6 +1,6 @@
 """How models write calls: readers from the text of some calls to names and arguments.
 
-A reader returns the calls that a text begins with, and the rest, which is none; without any call, the rest is all of it.
+A reader returns the calls that a text begins with, and the rest, which is none; without a call, the rest is all of it.
 """
 
 from __future__ import annotations

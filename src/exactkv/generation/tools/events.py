@@ -45,7 +45,7 @@ def joined(events: list[Event]) -> list[Event]:
     for event in events:
         last = out[-1] if out else None
         if isinstance(event, TextEvent | ReasoningEvent) and type(last) is type(event):
-            out[-1] = type(event)(last.text + event.text)  # type: ignore[union-attr]
+            out[-1] = type(event)(last.text + event.text)
         elif isinstance(event, ToolCallArguments) and isinstance(last, ToolCallArguments) and last.index == event.index:
             out[-1] = ToolCallArguments(event.index, last.text + event.text)
         else:

@@ -33,9 +33,10 @@ class Block:
 class ToolFormat:
     """How a model writes calls and reasoning.
 
-    ``reasoning``: the markers around it, at the reply's beginning. ``blocks``: markers of calls. ``bare``: reads a reply
-    that is nothing but calls, without a marker; ``bare_starts``: with what it begins. ``forced``: the kind of grammar
-    that makes a model call. ``id_length``: of calls' ids, where the template is strict; 0: "call_" and 24 digits.
+    ``reasoning``: the markers around it, at the reply's beginning. ``blocks``: markers of calls. ``bare``: reads a
+    reply that is nothing but calls, without a marker; ``bare_starts``: with what it begins. ``forced``: the kind of
+    grammar that makes a model call. ``id_length``: of calls' ids, where the template is strict; 0: "call_" and 24
+    digits.
     Markers may be special tokens: generate with ``show_special_tokens=True``.
     """
 
@@ -114,8 +115,8 @@ FORMATS = {
         ToolFormat("think"),
     )
 }  # fmt: skip
-"""By name. "hermes": Qwen too; "mistral_args": from Mistral's tokenizer version 11 on; "pythonic": Llama 4, and Llama 3.2
-where it is asked for it; "harmony": GPT-OSS; "think": reasoning alone."""
+"""By name. "hermes": Qwen too; "mistral_args": from Mistral's tokenizer version 11 on; "pythonic": Llama 4, and Llama
+3.2 where it is asked for it; "harmony": GPT-OSS; "think": reasoning alone."""
 
 SIGNS: tuple[tuple[str, Any], ...] = (
     ("harmony", lambda template, all: "<|channel|>" in all and "<|message|>" in all),

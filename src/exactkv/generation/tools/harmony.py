@@ -15,8 +15,8 @@ HEADER_STARTS = (CHANNEL, START, MESSAGE, "assistant", "to=")
 
 
 class HarmonyParser(Parser):
-    """``analysis`` is reasoning; ``final``, and ``commentary`` that is for nobody, are text; what is for a function is a
-    call when its message ends, by a marker or as the reply ends, and its text is a JSON object."""
+    """``analysis`` is reasoning; ``final``, and ``commentary`` that is for nobody, are text; what is for a function is
+    a call when its message ends, by a marker or as the reply ends, and its text is a JSON object."""
 
     def __init__(self, format: ToolFormat, names: Names, after: str = "", seed: str | None = None):
         super().__init__(format, names, after, seed)
@@ -28,6 +28,7 @@ class HarmonyParser(Parser):
             pass
         if final and self._header is not None and self._recipient() is not None:
             self._tell(self._recipient(), "")  # cut off before its first word
+            self._header = None
 
     def _between(self, final: bool) -> bool:
         begun = self._buffer.lstrip()
