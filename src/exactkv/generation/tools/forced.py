@@ -8,6 +8,7 @@ from typing import Any
 
 from exactkv.errors import InputError
 from exactkv.generation.structure import Structure
+from exactkv.generation.structure.structure import WHITESPACE
 from exactkv.generation.tools.formats import ToolFormat
 
 Functions = Mapping[str, Mapping[str, Any]]
@@ -155,9 +156,11 @@ def _as_python(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
-def _dumped(schema: Any) -> str:
+def _dumped(schema: Mapping[str, Any]) -> str:
+    """A schema for ``%json``, with the white space of `Structure.json_schema`."""
     try:
-        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        content = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}
+        return json.dumps(content, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the parameters of a tool are no JSON schema: {error}") from None
 
