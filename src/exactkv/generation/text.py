@@ -114,6 +114,8 @@ class Text:
         try:
             for t in range(len(guess) + 1):
                 matcher.follow([*self.generated, *guess[:t]])
+                if t and matcher.complete:  # the text ends here
+                    break
                 mask, position = matcher.mask(), len(self._ids) + t
                 one = choose(logits[t : t + 1], [self.sampling], [position], [history], [self.num_logprobs], [mask])
                 choices.append(one)
