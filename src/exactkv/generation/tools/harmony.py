@@ -39,7 +39,7 @@ class HarmonyParser(Parser):
         if place >= 0:
             self._header = self._take(place + len(MESSAGE))
             return True
-        if final and begun:  # a header that was cut off
+        if final and (begun or self._buffer == self.raw):  # a header that was cut off; or white space is all there is
             self._say(self._take(len(self._buffer)))
         return False
 
