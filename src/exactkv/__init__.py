@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from exactkv.cache.store import PromptStore
     from exactkv.errors import ExactKVError, InputError, IntegrityError, LoadError
-    from exactkv.generation import Sampling, generate, stream
+    from exactkv.generation import Sampling, Structure, generate, stream
     from exactkv.models.load import load
     from exactkv.models.model import Model
 
@@ -40,6 +40,7 @@ __all__ = [
     "PromptStore",
     "Sampling",
     "SlidingWindow",
+    "Structure",
     "generate",
     "join",
     "load",
@@ -55,7 +56,7 @@ _MODULES = {
     ),
     "exactkv.cache.store": ("PromptStore",),
     "exactkv.errors": ("ExactKVError", "InputError", "IntegrityError", "LoadError"),
-    "exactkv.generation": ("Sampling", "generate", "stream"),
+    "exactkv.generation": ("Sampling", "Structure", "generate", "stream"),
     "exactkv.models.load": ("load",),
     "exactkv.models.model": ("Model",),
 }  # fmt: skip

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from exactkv.generation import Engine, Piece, Sampling, make_text, stream
+from exactkv.generation import Engine, Piece, Sampling, Structure, make_text, stream
 from tests.generation.test_conversation import chat_model
 
-LINES = ("text.py", "stopping.py", "text_stream.py", "history.py")
+LINES = ("text.py", "stopping.py", "text_stream.py", "history.py", "matcher.py")
 """Files in any line of which a test interrupts."""
 
 
@@ -48,6 +48,7 @@ def test_interrupted_in_any_line_that_takes_or_tells_a_token() -> None:
         {"prompt": [1, 2, 3] * 5, "max_tokens": 7, "stop": "q", "stop_token_ids": (), "logprobs": 1},
         {"prompt": [9, 8] * 4, "max_tokens": 5, "stop_token_ids": tuple(range(0, 200, 9)),
          "sampling": Sampling(temperature=1.0, seed=3, repetition_penalty=1.2)},
+        {"prompt": [4, 5, 6], "max_tokens": 6, "structure": Structure.regex("[ab]{2,4}c")},
     ]  # fmt: skip
     expected = []
     for one in asked:

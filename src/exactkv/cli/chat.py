@@ -13,6 +13,16 @@ import typer
 
 from exactkv.cli.options import MODEL_FORMS, Device, Dtype, size_of
 from exactkv.cli.reader import Reader
+from exactkv.cli.structured import (
+    Grammar,
+    JsonSchema,
+    Regex,
+    Shown,
+    ToolsFile,
+    read_tools,
+    structure_from,
+    tool_format,
+)
 from exactkv.errors import ExactKVError, InputError
 
 if TYPE_CHECKING:
@@ -79,6 +89,10 @@ def chat(
     prompt_cache_bytes: Annotated[
         str, typer.Option(metavar="SIZE", help="The most that the prompt store may take, such as 500MB or 2GiB.")
     ] = "4GB",
+    json_schema: JsonSchema = None,
+    grammar: Grammar = None,
+    regex: Regex = None,
+    tools: ToolsFile = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
@@ -95,6 +109,7 @@ def chat(
     given = {"temperature": temp, "top_p": top_p, "seed": seed}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     sampling = Sampling(**chosen)  # before anything is loaded
+    structure, given_tools = structure_from(json_schema, grammar, regex), read_tools(tools)
     store = _store(prompt_cache_dir, prompt_cache_bytes)
     loaded = load_model(model if model is not None else embedded.default(), device=device, dtype=dtype)
     if load is None:
@@ -105,6 +120,7 @@ def chat(
         conversation.max_tokens = max_tokens or conversation.max_tokens
         if system is not None:
             conversation.system = system
+    conversation.structure, conversation.tools = structure, given_tools
     session = Session(loaded, conversation, Reader())
     if load is not None:
         session.tell_loaded()
@@ -126,6 +142,7 @@ class Session:
 
     def __init__(self, model: Model, conversation: Conversation, reader: Reader):
         self.model, self.conversation, self.reader = model, conversation, reader
+        self._format = None if conversation.tools is None else tool_format(model)
         self.failed = False
         self._left = False
         self._commands: dict[str, Callable[[str], None]] = {
@@ -188,15 +205,29 @@ class Session:
     def _answer(self, reply: Reply) -> None:
         """Print an answer as it comes. Ctrl-C ends it, and nothing else."""
         stopped = ""
+        shown = self._shown(reply)
         try:
             for piece in reply:
-                sys.stdout.write(piece.text)
+                if shown is not None:
+                    shown.feed(piece.text)
+                else:
+                    sys.stdout.write(piece.text)
                 sys.stdout.flush()
         except KeyboardInterrupt:
             stopped = " · stopped"
+        if shown is not None:
+            shown.finish()
         reply.close()
         print(flush=True)
         tell(dim(figures(reply) + stopped))
+
+    def _shown(self, reply: Reply) -> Shown | None:
+        """What tells an answer with tools apart."""
+        tokenizer, tools = self.model.tokenizer, self.conversation.tools
+        if self._format is None or tools is None or tokenizer is None:
+            return None
+        after = tokenizer.decode(reply.generation.prompt[-16:], skip_special_tokens=False)
+        return Shown(self._format, tools, sys.stdout.write, after)
 
     def _undo(self, _: str) -> None:
         tell(f"dropped: {_short(self.conversation.undo())}")
@@ -235,7 +266,9 @@ class Session:
     def _load(self, path: str) -> None:
         if not path:
             raise InputError("/load takes the directory of a saved conversation: /load DIR")
+        structure, tools = self.conversation.structure, self.conversation.tools
         self.conversation = type(self.conversation).load(_place(path), self.model, self.conversation.store)
+        self.conversation.structure, self.conversation.tools = structure, tools
         self.tell_loaded()
 
     def tell_loaded(self) -> None:

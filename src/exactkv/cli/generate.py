@@ -40,6 +40,7 @@ from exactkv.cli.options import (
     size_of,
 )
 from exactkv.cli.output import print_json, told_logprobs, usage
+from exactkv.cli.structured import Grammar, JsonSchema, Regex, Shown, ToolsFile, read_tools, structure_from, with_tools
 from exactkv.errors import InputError, LoadError
 
 if TYPE_CHECKING:
@@ -110,6 +111,10 @@ def generate(
             "place.",
         ),
     ] = None,
+    json_schema: JsonSchema = None,
+    grammar: Grammar = None,
+    regex: Regex = None,
+    tools: ToolsFile = None,
     draft: DraftName = "none",
     draft_tokens: DraftTokens = 12,
     file: Annotated[
@@ -144,9 +149,10 @@ def generate(
     }  # fmt: skip
     if system is not None and chat is False:
         raise typer.BadParameter("--system belongs to the chat template; leave out --raw")
-    only_one = {"PROMPT": prompt, "--json": as_json or None, "--prompt-cache": prompt_cache}
+    only_one = {"PROMPT": prompt, "--json": as_json or None, "--prompt-cache": prompt_cache, "--tools": tools}
     only_many = {"--out": out, "--max-rows": max_rows, "--step-tokens": step_tokens, "--max-bytes": max_bytes}
     _refuse(only_many if file is None else only_one, file)
+    structure = structure_from(json_schema, grammar, regex)
     if file is not None:
         if out is None:
             raise typer.BadParameter("--file needs --out: where the results go, such as --out results.jsonl")
@@ -160,7 +166,7 @@ def generate(
             dtype=dtype,
             defaults={
                 "max_tokens": max_tokens, "stop": stop or (), "include_stop": include_stop, "deadline": deadline,
-                "logprobs": logprobs,
+                "logprobs": logprobs, "structure": structure,
             },
             sampling=sampling_from(settings, sampling),
             chat=chat,
@@ -182,18 +188,25 @@ def generate(
     from exactkv.generation import stream
     from exactkv.models.load import load
 
-    chosen = sampling_from(settings, sampling)
+    chosen, given_tools = sampling_from(settings, sampling), read_tools(tools)
+    if given_tools is not None and chat is False:
+        raise typer.BadParameter("--tools belongs to the chat template; leave out --raw")
     _check_place(prompt_cache)
     started = time.perf_counter()
     loaded = load(name if name is not None else default_model(), device=device, dtype=dtype)
     load_seconds = time.perf_counter() - started
     given = as_prompt(loaded, text, chat, system)
+    shown = None
+    if given_tools is not None:
+        given, shown = with_tools(loaded, given, given_tools, None if as_json else sys.stdout.write)
     cache = _saved_cache(prompt_cache, loaded)
     result = Result(
         stream(
             loaded, given, max_tokens, chosen, cache=cache, stop=stop or (), include_stop=include_stop,
             deadline=deadline, logprobs=logprobs, draft=load_draft(draft, device, dtype), draft_tokens=draft_tokens,
-        )
+            structure=structure, show_special_tokens=shown is not None,
+        ),
+        shown,
     )  # fmt: skip
     result.run(None if as_json else sys.stdout.write)
     stats = result.generation.stats
@@ -213,21 +226,26 @@ class Result:
     """What has come out of a generation, also where it was interrupted."""
 
     generation: Generation
+    shown: Shown | None = None
     text: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     interrupted: bool = False
 
     def run(self, write: Any) -> None:
-        """Take all pieces; hand each text to ``write``, if given, at once."""
+        """Take all pieces; hand each text to ``write``, if given, at once, or to ``shown``."""
         try:
             for piece in self.generation:
                 self.text.append(piece.text)
                 self.tokens.extend(piece.tokens)
-                if write is not None:
+                if self.shown is not None:
+                    self.shown.feed(piece.text)
+                elif write is not None:
                     write(piece.text)
-                    sys.stdout.flush()
+                sys.stdout.flush()
         except KeyboardInterrupt:
             self.interrupted = True
+        if self.shown is not None:
+            self.shown.finish()
 
 
 def stats_line(stats: Stats) -> str:
@@ -353,7 +371,7 @@ def _as_json(model: Model, result: Result, stats: Stats, load_seconds: float) ->
         "model": model.name,
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": str(model.device),
-        "text": "".join(result.text),
+        **({"text": "".join(result.text)} if result.shown is None else result.shown.told_apart()),
         "tokens": result.tokens,
         "finish_reason": "interrupted" if result.interrupted else result.generation.finish_reason,
         "matched": result.generation.matched,

@@ -9,6 +9,7 @@ from exactkv.generation.prompts import Prompt, end_token_ids, prompt_ids
 from exactkv.generation.request import Request, Update
 from exactkv.generation.sampling import GREEDY, Choice, History, Logprobs, Sampling, choose, choose_run
 from exactkv.generation.stopping import Ending, Stopping
+from exactkv.generation.structure import Structure
 from exactkv.generation.text import Piece, Text, make_text
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Sampling",
     "Stats",
     "Stopping",
+    "Structure",
     "Text",
     "Update",
     "choose",

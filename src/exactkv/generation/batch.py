@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from exactkv.generation.prompts import Prompt
 from exactkv.generation.request import Request
 from exactkv.generation.reuse import PREFILL_WIDTH
 from exactkv.generation.sampling import Logprobs
+from exactkv.generation.structure import Structure
 from exactkv.generation.text import Text, make_text
 from exactkv.models.model import Model
 
@@ -49,11 +50,14 @@ def generate(model: Model, prompts: Iterable[Prompt | Mapping[str, Any]], **opti
     """Texts for ``prompts``, in their order: what `stream` gives for each alone, many at once. Options: see
     `generate_each`. Raises InputError where a prompt or an option does not fit, before anything is generated."""
     given = list(_listed(prompts))
-    settings = {name: value for name, value in options.items() if name not in ENGINE}
+    structure = options.get("structure")
+    if isinstance(structure, list | tuple) and len(structure) != len(given):
+        raise InputError(f"{len(structure)} structures were given for {len(given)} prompts; expected one, or one each")
+    settings = {name: value for name, value in options.items() if name not in (*ENGINE, "structure")}
     engine = _engine(model, **{name: value for name, value in options.items() if name in ENGINE})
     for index, prompt in enumerate(given):
         try:
-            text = _text(model, prompt, settings)
+            text = _text(model, prompt, {**settings, "structure": _structure(structure, index)})
             engine.check_fits(text, make_draft(options.get("draft"), model, text.sampling))
         except InputError as error:
             raise InputError(f"prompt {index}: {error}") from None
@@ -70,13 +74,15 @@ def generate_each(
     draft: Draft | Model | str | None = None,
     draft_tokens: int = 12,
     store: PromptStore | None = None,
+    structure: Structure | Sequence[Structure | None] | None = None,
     **settings: Any,
 ) -> Iterator[Completion]:
     """The results of ``prompts`` as they come, in the order in which they end. Prompts are taken when there is room for
     them, so they may be any number.
 
     A prompt may be a mapping with "prompt" and settings of its own. Settings are those of `stream`: max_tokens,
-    sampling, stop_token_ids, stop, include_stop, deadline, logprobs. ``draft``: "lookup" or a model. The others: see
+    sampling, stop_token_ids, stop, include_stop, deadline, logprobs, show_special_tokens. ``structure``: one for all,
+    or a list of one each. ``draft``: "lookup" or a model. The others: see
     `Engine`. What is wrong with one prompt is in its result's ``error``, and the others go on.
     """
     engine = _engine(model, max_rows, step_tokens, max_bytes, draft, draft_tokens, store)
@@ -90,7 +96,7 @@ def generate_each(
                 more = False
                 break
             try:
-                text = _text(model, prompt, settings)
+                text = _text(model, prompt, {**settings, "structure": _structure(structure, place)})
                 request = engine.add(text, make_draft(draft, model, text.sampling))
             except InputError as error:
                 yield Completion(place, "", (), None, None, (), None, error)
@@ -110,6 +116,15 @@ def _engine(
     require(is_int(draft_tokens) and draft_tokens >= 1, "draft_tokens", draft_tokens, "an integer >= 1")
     checked = 0 if draft in (None, "none") else draft_tokens
     return Engine(model, max_rows, step_tokens, max_bytes, checked, store)
+
+
+def _structure(given: Any, place: int) -> Any:
+    """That of the prompt at ``place``."""
+    if not isinstance(given, list | tuple):
+        return given
+    if place >= len(given):
+        raise InputError(f"there are structures for {len(given)} prompts, and none for prompt {place}")
+    return given[place]
 
 
 def _listed(prompts: Any) -> Iterable[Any]:

@@ -19,6 +19,7 @@ from exactkv.generation.loop import Generation, Stats, stream
 from exactkv.generation.reuse import CHECKPOINTS, common_prefix
 from exactkv.generation.sampling import GREEDY, Sampling
 from exactkv.generation.stopping import Stopping
+from exactkv.generation.structure import Structure
 from exactkv.generation.text import Piece
 from exactkv.models.model import Model
 
@@ -71,7 +72,8 @@ class Conversation:
     was stopped before its first word. ``cache``: one row; what it holds never changes an answer, only its cost.
     ``checkpoints``: which states of windowed and recurrent layers it keeps to go back to, beside those at the ends of
     messages. ``store``: where long texts are looked up and what was computed is kept. ``refused``: after ``load``, why
-    the saved cache could not be used, else None.
+    the saved cache could not be used, else None. ``structure``: what answers must look like; ``tools``: JSON schemas of
+    functions for the template; answers then tell special tokens too, as calls are written with them. Neither is saved.
     Raises InputError where the model has no chat template.
     """
 
@@ -83,6 +85,8 @@ class Conversation:
         max_tokens: int = 1024,
         checkpoints: CheckpointPolicy = CHECKPOINTS,
         store: PromptStore | None = None,
+        structure: Structure | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ):
         if model.tokenizer is None or model.tokenizer.chat_template is None:
             raise InputError(
@@ -91,7 +95,7 @@ class Conversation:
             )
         self.model, self.sampling, self.max_tokens = model, sampling, max_tokens
         self.messages: list[Message] = []
-        self.store = store
+        self.store, self.structure, self.tools = store, structure, tools
         self.cache = model.new_cache(checkpoints=checkpoints)
         self.refused: str | None = None
         self._again = 0
@@ -179,8 +183,9 @@ class Conversation:
         self._look_up(tokens)
         sampling = replace(self.sampling, seed=(self.sampling.seed + again) % (1 << 63))
         generation = stream(
-            self.model, tokens, self.max_tokens, sampling, cache=self.cache, checkpoints=self._ends(messages, tokens)
-        )
+            self.model, tokens, self.max_tokens, sampling, cache=self.cache, checkpoints=self._ends(messages, tokens),
+            structure=self.structure, show_special_tokens=self.tools is not None,
+        )  # fmt: skip
         answer = {"role": "assistant", "content": ""}
         self.messages, self._again = [*messages, answer], again
         return Reply(generation, answer, self.store)
@@ -197,7 +202,7 @@ class Conversation:
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], prompt: bool) -> list[int]:
         assert self.model.tokenizer is not None
-        return self.model.tokenizer.apply_chat_template(messages, add_generation_prompt=prompt)
+        return self.model.tokenizer.apply_chat_template(messages, add_generation_prompt=prompt, tools=self.tools)
 
     def _ends(self, messages: Sequence[Message], tokens: Sequence[int]) -> list[int]:
         """Where in ``tokens`` messages end, as far as the cache does not hold them. The last one's end is left out: the

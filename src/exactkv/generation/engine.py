@@ -349,7 +349,7 @@ class Engine:
     def _take(self, request: Request, choice: Choice, guess: list[int]) -> None:
         """Add to a text what was chosen; a row that cannot choose ends with its error."""
         try:
-            tokens = choice.ids()
+            tokens = request.text.chosen(choice)
         except InputError as error:
             self._fail(request, error)
             return

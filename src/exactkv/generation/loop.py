@@ -16,6 +16,7 @@ from exactkv.generation.prompts import Prompt
 from exactkv.generation.reuse import next_stop, prefill_width, reuse
 from exactkv.generation.sampling import GREEDY, Logprobs, Sampling
 from exactkv.generation.stopping import Stopping
+from exactkv.generation.structure import Structure
 from exactkv.generation.text import Piece, Text, make_text
 from exactkv.models.model import Model
 
@@ -210,7 +211,7 @@ class Generation(Iterator[Piece]):
         assert logits is not None
         choice = self._text.choose(logits, guess)
         before = len(self.tokens)
-        self._text.take(choice.ids(), choice.logprobs, guess)
+        self._text.take(self._text.chosen(choice), choice.logprobs, guess)
         if guess:
             accepted = len(self.tokens) - before - 1
             self._accepted += accepted
@@ -251,6 +252,8 @@ def stream(
     logprobs: int | None = None,
     draft: Draft | Model | str | None = None,
     draft_tokens: int = 12,
+    structure: Structure | None = None,
+    show_special_tokens: bool = False,
 ) -> Generation:
     """Generate after ``prompt``: an iterator of pieces, with ``.text``, ``.tokens``, ``.stats`` and ``.cache``.
 
@@ -263,13 +266,18 @@ def stream(
     ``deadline``: seconds after which it ends, from the first step on (`Stopping`). ``logprobs``: tell the
     log-probability of each token and of so many top tokens (`Logprobs`). ``draft``: "lookup" guesses what follows from
     the text itself, a model of the same vocabulary by generating, a `Draft` its own way; at most ``draft_tokens`` are
-    checked in one pass. Guesses change how fast a text comes, not the text. Work is done as the iterator is advanced.
+    checked in one pass. Guesses change how fast a text comes, not the text. ``structure``: what the text must look like
+    (`Structure`); where nothing can follow it ends. ``show_special_tokens``: pieces tell special tokens too, as parsers
+    of tool calls need it. Work is done as the iterator is advanced.
     Raises InputError, here, where an argument does not fit.
     """
     if cache is not None and not isinstance(cache, Cache):
         raise InputError(f"cache is a {type(cache).__name__}; expected one made by model.new_cache()")
     limit = None if cache is None else cache.max_length
-    text = make_text(model, prompt, max_tokens, sampling, stop_token_ids, stop, include_stop, deadline, logprobs, limit)
+    text = make_text(
+        model, prompt, max_tokens, sampling, stop_token_ids, stop, include_stop, deadline, logprobs, limit, structure,
+        show_special_tokens,
+    )  # fmt: skip
     require(is_int(draft_tokens) and draft_tokens >= 1, "draft_tokens", draft_tokens, "an integer >= 1")
     made = make_draft(draft, model, text.sampling)
     if cache is None:

@@ -52,25 +52,27 @@ class Stopping:
 class Ending:
     """The end of one text, as its tokens come.
 
-    ``reason``: None while it goes on, then "stop" (a token or string, which is ``matched``), "length" or "deadline".
+    ``reason``: None while it goes on, then "stop" (a token or string, which is ``matched``, or None where the text's
+    structure is complete), "length" or "deadline". ``ends``: the end tokens.
     """
 
-    def __init__(self, stopping: Stopping, tokenizer: Tokenizer | None):
+    def __init__(self, stopping: Stopping, tokenizer: Tokenizer | None, show_special_tokens: bool = False):
         if stopping.strings and tokenizer is None:
             raise InputError("stop strings need a text, and this model has no tokenizer; give stop_token_ids instead")
-        self.stopping, self._tokenizer = stopping, tokenizer
+        self.stopping = stopping
+        self._made_of = (stopping, tokenizer, show_special_tokens)
         self.given_up = False
         self.reason: str | None = None
         self.matched: str | int | None = None
-        self._ends = frozenset(stopping.token_ids)
-        self._stream = tokenizer.stream() if tokenizer is not None else None
+        self.ends = frozenset(stopping.token_ids)
+        self._stream = tokenizer.stream(not show_special_tokens) if tokenizer is not None else None
         self._held = HeldText(tuple(stopping.strings), stopping.include_stop)
         self._count = 0
         self._until = math.inf
 
     def anew(self) -> Ending:
         """One for the same text from its beginning on, with the same deadline."""
-        made = Ending(self.stopping, self._tokenizer)
+        made = Ending(*self._made_of)
         made._until = self._until
         return made
 
@@ -84,13 +86,13 @@ class Ending:
         """Whether the deadline is over."""
         return time.monotonic() >= self._until
 
-    def feed(self, token: int, full: bool = False, more: bool = False) -> str:
+    def feed(self, token: int, full: bool = False, complete: bool = False, more: bool = False) -> str:
         """Take the next token; returns the text that can be shown now. ``full``: there is no room for one after it;
-        ``more``: there is one after it already, so it was not the last. No token may be fed once there is a
-        ``reason``."""
+        ``complete``: nothing may follow it; ``more``: there is one after it already, so it was not the last. No token
+        may be fed once there is a ``reason``."""
         assert self.reason is None, "the text has ended"
         self._count += 1
-        ends = token in self._ends
+        ends = token in self.ends
         text = ""
         if self._stream is not None and (not ends or self.stopping.include_stop):
             text = self._stream.step(token)
@@ -98,6 +100,8 @@ class Ending:
         if self._held.matched is None and not more:
             if ends:
                 self.reason, self.matched = "stop", token
+            elif complete:
+                self.reason = "stop"
             elif full or self._count >= self.stopping.max_tokens:
                 self.reason = "length"
             elif self.late:

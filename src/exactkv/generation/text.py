@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from exactkv.cache.checks import is_int
+from exactkv.cache.checks import is_int, require
 from exactkv.errors import InputError
 from exactkv.generation.prompts import Prompt, end_token_ids, prompt_ids
 from exactkv.generation.sampling import GREEDY, Choice, History, Logprobs, Sampling, choose, choose_run
 from exactkv.generation.stopping import Ending, Stopping
+from exactkv.generation.structure import Matcher, Structure
 from exactkv.models.model import Model
 
 
@@ -24,7 +26,8 @@ class Piece:
 
     ``tokens``: the ids generated since; text may come later than its tokens, where it was held back, and an end
     token and a stop string have none. ``finish_reason``: None but in the last piece: "stop" at an end token or a stop
-    string, ``matched`` then being which; "length" at max_tokens or at the model's maximum; "deadline".
+    string, ``matched`` then being which, and where its structure is complete; "length" at max_tokens or at the model's
+    maximum; "deadline".
     ``logprobs``: one a token, () where they were not asked for.
     """
 
@@ -36,7 +39,8 @@ class Piece:
 
 
 class Text:
-    """``prompt``: token ids. ``limit``: the most tokens that prompt and reply may have.
+    """``prompt``: token ids. ``limit``: the most tokens that prompt and reply may have. ``structure``: what the reply
+    must look like. ``show_special_tokens``: they are part of what is shown.
 
     The tokens taken are all that is stored; ``generated``, ``logprobs``, ``shown`` and ``ending`` follow from them, and
     are made anew where something interrupted what brought them up to date.
@@ -50,14 +54,18 @@ class Text:
         sampling: Sampling = GREEDY,
         num_logprobs: int | None = None,
         limit: int | None = None,
+        structure: Structure | None = None,
+        show_special_tokens: bool = False,
     ):
         self.prompt, self.stopping, self.limit = tuple(prompt), stopping, limit
         self.sampling, self.num_logprobs = sampling.resolved(model.tokenizer), num_logprobs
+        ends, size = frozenset(stopping.token_ids), model.spec.vocab_size
+        self._matcher = None if structure is None else Matcher(structure, model.tokenizer, size, ends)
         self._silent = model.tokenizer is None
         self._taken: list[tuple[int, Logprobs | None]] = []
         self._given_up = False
         self._told = (0, 0, False)  # tokens, characters, and whether it has ended
-        self._ending = Ending(stopping, model.tokenizer)
+        self._ending = Ending(stopping, model.tokenizer, show_special_tokens)
         self._begin()
 
     def _begin(self) -> None:
@@ -86,7 +94,8 @@ class Text:
                 self._logprobs.append(told)
             if self._history is not None:
                 self._history.append(token)
-            self._said += self._ending.feed(token, full, more=i + 1 < len(self._taken))
+            more = i + 1 < len(self._taken)
+            self._said += self._ending.feed(token, full, not more and self._completed(token), more)
         if self._given_up and not self._ending.given_up:
             self._said += self._ending.give_up()
         self._torn = False
@@ -130,16 +139,54 @@ class Text:
     def choose(self, logits: Tensor, guess: Sequence[int] = ()) -> Choice:
         """Choose from ``logits`` [T, V] the next tokens, as if the T - 1 tokens of ``guess`` came true."""
         if len(guess) == 0:
-            position = [len(self.ids)]
-            return choose(logits, [self.sampling], position, [self._history], [self.num_logprobs])
+            return Text.choose_each([self], logits)
+        if self._matcher is not None:
+            return self._choose_within(self._matcher, logits, guess)
         return choose_run(logits, self.sampling, len(self.ids), self._history, guess, self.num_logprobs)
 
     @staticmethod
     def choose_each(texts: Sequence[Text], logits: Tensor) -> Choice:
         """The next token of each text, from its row of ``logits`` [B, V]."""
-        given = [(t.sampling, len(t.ids), t._history, t.num_logprobs) for t in texts]
-        samplings, positions, histories, asked = zip(*given, strict=True)
-        return choose(logits, samplings, positions, histories, asked)
+        given = [(t.sampling, len(t.ids), t._history, t.num_logprobs, t._mask()) for t in texts]
+        samplings, positions, histories, asked, masks = zip(*given, strict=True)
+        return choose(logits, samplings, positions, histories, asked, masks)
+
+    def chosen(self, choice: Choice) -> list[int]:
+        """The tokens of ``choice`` on the host. Raises InputError where there was nothing to choose."""
+        if self._matcher is not None and self._matcher.trouble is not None:
+            raise InputError(f"the text cannot follow its structure any further: {self._matcher.trouble}")
+        return choice.ids()
+
+    def _mask(self) -> Tensor | None:
+        if self._matcher is None:
+            return None
+        self._matcher.follow(self.generated)
+        return self._matcher.mask()
+
+    def _choose_within(self, matcher: Matcher, logits: Tensor, guess: Sequence[int]) -> Choice:
+        """As far as guesses come true: what a structure allows after one that does not is no question."""
+        history, choices = self._history, []
+        length = 0 if history is None else len(history)
+        try:
+            for t in range(len(guess) + 1):
+                matcher.follow([*self.generated, *guess[:t]])
+                if t and matcher.complete:  # the text ends here
+                    break
+                mask, position = matcher.mask(), len(self.ids) + t
+                one = choose(logits[t : t + 1], [self.sampling], [position], [history], [self.num_logprobs], [mask])
+                choices.append(one)
+                if t == len(guess) or int(one.tokens) != guess[t] or guess[t] in self.ending.ends:
+                    break
+                if history is not None:
+                    history.append(guess[t])
+        finally:
+            if history is not None:
+                history.rewind(length)
+        return Choice(
+            torch.cat([c.tokens for c in choices]),
+            torch.cat([c.peaks for c in choices]),
+            tuple(told for c in choices for told in c.logprobs),
+        )
 
     def take(self, tokens: Sequence[int], logprobs: Sequence[Logprobs | None], guess: Sequence[int] = ()) -> None:
         """Add the first of ``tokens``, and of the others as many as follow a guess that came true, up to the text's
@@ -148,6 +195,13 @@ class Text:
             self._taken.append((token, logprobs[i]))
             if self.ending.reason is not None or i >= len(guess) or guess[i] != token:
                 break
+
+    def _completed(self, token: int) -> bool:
+        """Whether the structure ends the text after ``token``, the last one."""
+        if self._matcher is None or token in self._ending.ends:
+            return False
+        self._matcher.follow(self._generated)
+        return self._matcher.complete
 
     def give_up(self) -> None:
         """The deadline is over."""
@@ -181,6 +235,8 @@ def make_text(
     deadline: float | None = None,
     logprobs: int | None = None,
     limit: int | None = None,
+    structure: Structure | None = None,
+    show_special_tokens: bool = False,
 ) -> Text:
     """A text from what users give; see `stream`. Raises InputError where an argument does not fit."""
     if not isinstance(model, Model):
@@ -193,6 +249,9 @@ def make_text(
         )
     if logprobs is not None and (not is_int(logprobs) or logprobs < 0):
         raise InputError(f"logprobs is {logprobs!r}; expected how many top tokens to tell, an integer >= 0, or None")
+    if structure is not None and not isinstance(structure, Structure):
+        raise InputError(f"structure is {structure!r:.80}; expected one such as Structure.json_schema(...), or None")
+    require(isinstance(show_special_tokens, bool), "show_special_tokens", show_special_tokens, "True or False")
     ids = prompt_ids(model, prompt)
     limit = model.spec.max_length if limit is None else limit
     if len(ids) > limit:
@@ -202,4 +261,4 @@ def make_text(
     vocab_size = model.spec.vocab_size
     if stop_token_ids is not None and (wrong := [i for i in stopping.token_ids if not 0 <= i < vocab_size]):
         raise InputError(f"stop_token_ids name token {wrong[0]}; the vocabulary is 0 to {vocab_size - 1}")
-    return Text(model, ids, stopping, sampling, logprobs, limit)
+    return Text(model, ids, stopping, sampling, logprobs, limit, structure, show_special_tokens)

@@ -57,7 +57,7 @@ class Choice:
             raise InputError(
                 f"row {row} of the logits holds {held}; expected finite logits, -inf only for tokens not to choose. "
                 "NaN from a model usually means that its weights or its dtype do not suit: try dtype float32. "
-                "Nothing but -inf may come from banned_tokens and allowed_tokens."
+                "Nothing but -inf may come from banned_tokens, allowed_tokens and a structure."
             )
         return ids
 
@@ -73,13 +73,15 @@ def choose(
     positions: Sequence[int],
     texts: Sequence[History | None] | None = None,
     logprobs: Sequence[int | None] | None = None,
+    masks: Sequence[Tensor | None] | None = None,
 ) -> Choice:
     """Choose a token for each row of ``logits`` [B, V].
 
     ``positions``: where the chosen tokens will stand. ``texts``: prompt and reply of each row so far, needed where
     ``Sampling.reads_text``; they are only read. ``logprobs``: of how many top tokens to tell the log-probability,
-    beside the chosen one's; None: of none at all. Row i comes out as it does alone, bit for bit. Nothing waits for the
-    device but log-probabilities and filters.
+    beside the chosen one's; None: of none at all. ``masks``: bool [V] a row, False for tokens that must not be chosen;
+    None: all may be. Row i comes out as it does alone, bit for bit. Nothing waits for the device but log-probabilities,
+    filters and masks.
     Raises InputError where arguments do not fit; rows that hold NaN, +inf or nothing but -inf show when they are read.
     """
     if logits.dim() != 2 or logits.shape[1] == 0:
@@ -87,7 +89,9 @@ def choose(
     batch, vocab = logits.shape
     texts = [None] * batch if texts is None else texts
     asked = [None] * batch if logprobs is None else logprobs
-    for name, given in (("samplings", samplings), ("positions", positions), ("texts", texts), ("logprobs", asked)):
+    masks = [None] * batch if masks is None else masks
+    lists = {"samplings": samplings, "positions": positions, "texts": texts, "logprobs": asked, "masks": masks}
+    for name, given in lists.items():
         if len(given) != batch:
             raise InputError(f"{len(given)} {name} were given for {batch} rows; expected one a row")
     for sampling, count in zip(samplings, asked, strict=True):
@@ -99,9 +103,9 @@ def choose(
     peaks = peaks.double()
     told: list[Logprobs | None] = [None] * batch
     plain: list[int] = []  # rows that need nothing but temperature: one call where launches cost more than arithmetic
-    for row, (sampling, text, count) in enumerate(zip(samplings, texts, asked, strict=True)):
-        if sampling.edits or sampling.filters or count is not None:
-            tokens[row], peaks[row], told[row] = _alone(logits[row], sampling, positions[row], text, count)
+    for row, (sampling, text, count, mask) in enumerate(zip(samplings, texts, asked, masks, strict=True)):
+        if sampling.edits or sampling.filters or count is not None or mask is not None:
+            tokens[row], peaks[row], told[row] = _alone(logits[row], sampling, positions[row], text, count, mask)
         elif sampling.temperature > 0:
             plain.append(row)
     if logits.is_cuda and plain:
@@ -145,10 +149,12 @@ def choose_run(
 
 
 def _alone(
-    logits: Tensor, sampling: Sampling, position: int, text: History | None, count: int | None
+    logits: Tensor, sampling: Sampling, position: int, text: History | None, count: int | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Logprobs | None]:
     """The token of one row [V], its peak, and what was asked for beside."""
     row = edited(logits, sampling, text) if sampling.edits else logits
+    if mask is not None:
+        row = row.masked_fill(~mask.to(row.device), -math.inf)
     best, greatest = logits.max(), row.max()
     peak = torch.where(torch.isfinite(best), greatest, best)
     if (sampling.temperature == 0 and count is None) or not bool(torch.isfinite(peak)):
