@@ -14,6 +14,7 @@ from exactkv.cache.checks import is_int
 from exactkv.errors import InputError
 from exactkv.generation.prompts import Prompt, end_token_ids, prompt_ids
 from exactkv.generation.sampling import GREEDY, Choice, History, Logprobs, Sampling, choose, choose_run
+from exactkv.generation.scores import PromptScores
 from exactkv.generation.stopping import Ending, Stopping
 from exactkv.models.model import Model
 
@@ -37,7 +38,8 @@ class Piece:
 
 class Text:
     """``prompt``: token ids; ``generated``: those chosen so far, ``logprobs`` theirs where asked for; ``shown``: what
-    pieces said so far. ``limit``: the most tokens that prompt and reply may have."""
+    pieces said so far. ``limit``: the most tokens that prompt and reply may have. ``scores``: log-probabilities of the
+    prompt's tokens, where an engine is to tell them, else None."""
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class Text:
         self.sampling, self.num_logprobs = sampling.resolved(model.tokenizer), num_logprobs
         self.generated: list[int] = []
         self.logprobs: list[Logprobs] = []
+        self.scores: PromptScores | None = None
         self.shown = ""
         self.ending = Ending(stopping, model.tokenizer)
         self._ids = list(prompt)
@@ -71,6 +74,11 @@ class Text:
         """How many more tokens it may have."""
         room = self.stopping.max_tokens - len(self.generated)
         return room if self.limit is None else min(room, self.limit + 1 - len(self._ids))
+
+    @property
+    def unscored(self) -> bool:
+        """Whether log-probabilities of its prompt are wanted that are not known yet."""
+        return self.scores is not None and not self.scores.complete
 
     def choose(self, logits: Tensor, guess: Sequence[int] = ()) -> Choice:
         """Choose from ``logits`` [T, V] the next tokens, as if the T - 1 tokens of ``guess`` came true."""
