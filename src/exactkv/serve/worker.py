@@ -156,8 +156,11 @@ class Worker:
             newest = max(begun, default=min(going, default=None, key=number), key=number)
             if newest is not None:
                 log.warning("out of memory: request %d is refused", newest.number)
-                self._end(newest, NO_MEMORY, keep=False)
-                return
+                try:
+                    self._end(newest, NO_MEMORY, keep=False)
+                    return
+                except Exception as another:
+                    log.error("and its row cannot be freed", exc_info=another)
         log.error("the engine failed; all its requests end, and a new one begins", exc_info=error)
         lost = list(self._under_way.values())
         self._under_way.clear()

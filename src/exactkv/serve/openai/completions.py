@@ -178,8 +178,10 @@ class Told:
         if top is None or logprob is None:
             told.top_logprobs.append(None)
             return
-        ranked = sorted({**top, token: logprob}.items(), key=lambda pair: pair[1])
-        told.top_logprobs.append({token_text(model, each): finite(value) for each, value in ranked})
+        ranked: dict[str, float] = {}
+        for each, value in sorted({**top, token: logprob}.items(), key=lambda pair: -pair[1]):
+            ranked.setdefault(token_text(model, each), finite(value))
+        told.top_logprobs.append(ranked)
 
 
 def empty() -> schema.TextLogprobs:
