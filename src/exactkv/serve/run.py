@@ -72,7 +72,7 @@ def serve(
     started: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve ``model`` until SIGTERM or SIGINT. ``port`` 0: any that is free. ``started``: told the address when it
-    listens. Raises InputError where the options do not suit, OSError where the address cannot be listened on."""
+    listens. Raises InputError where the options do not suit, or the address cannot be listened on."""
     options = options or ServeOptions()
     listening = listen(host, port)
     try:
@@ -101,7 +101,7 @@ def make_server(model: Model, options: ServeOptions, store: PromptStore | None =
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on an address."""
+    """A socket that listens on an address. Raises InputError where that cannot be."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
@@ -114,7 +114,7 @@ def listen(host: str, port: int) -> socket.socket:
         made.listen(2048)
     except OSError as error:
         made.close()
-        raise OSError(error.errno, f"{host}:{port} cannot be listened on: {error.strerror}") from None
+        raise InputError(f"{host}:{port} cannot be listened on: {error.strerror}; give another port or host") from None
     return made
 
 
