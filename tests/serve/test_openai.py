@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from exactkv.generation import Completion, Sampling, generate
 from exactkv.models.model import Model
+from tests.generation.test_conversation import KINDS, chat_model
 from tests.serve.conftest import NAME, Running, until
 
 HELLO = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
@@ -229,3 +232,25 @@ def test_errors_are_the_packages_own(running: Running) -> None:
         client.chat.completions.create(model=NAME, messages=HELLO, extra_body={"keep_alive": 5})
     with pytest.raises(openai.NotFoundError, match="there is nothing at /v1/embeddings"):
         client.embeddings.create(model=NAME, input="x")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_timings_tell_what_the_cache_held(start: Callable[..., Running], kind: str) -> None:
+    """What is told is what a cache of that length says of itself."""
+    model = chat_model(kind)
+    server = start(model_=model)
+    body = {"model": NAME, "messages": HELLO, "max_tokens": 9, "ignore_eos": True, "timings": True}
+    (told,) = server.post("/v1/chat/completions", body).json()["timings"]
+    held = told["prompt_tokens"] + 8
+    assert told["generated_tokens"] == 9 and told["fed_tokens"] + told["cached_tokens"] == told["prompt_tokens"]
+    assert told["first_token_seconds"] > 0 and told["tokens_per_second"] > 0
+    cache = model.new_cache()
+    model([[1] * held], cache=cache, logits="none")
+    shown = [(s["kind"], s["layers"], f"{s['start']}..{s['end']}") for s in told["cache"] if s["kind"] != "recurrent"]
+    assert len(shown) == sum("positions" in line for line in repr(cache).splitlines())
+    for name, layers, span in shown:
+        assert re.search(rf"{name} +{layers} layers? +positions {re.escape(span)} ", repr(cache)), repr(cache)
+    recurrent = [s for s in told["cache"] if s["kind"] == "recurrent"]
+    assert [s["end"] for s in recurrent] == [held] * len(recurrent) and len(recurrent) == ("recurrent" in repr(cache))
+    text = server.post("/v1/chat/completions", {**body, "stream": True}).text
+    assert '"timings":[{"prompt_tokens"' in text.split("data: ")[-2]

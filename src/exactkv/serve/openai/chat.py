@@ -29,6 +29,7 @@ from exactkv.serve.structure import (
     check,
 )
 from exactkv.serve.texts import TextMaker
+from exactkv.serve.timings import timings
 
 
 async def chat_completions(request: Request) -> ASGIApp:
@@ -81,8 +82,13 @@ class Chat:
         said = await self._replies.all()
         return schema.ChatResponse(
             id=self._id, created=self._created, model=self._name, usage=usage(self._replies, len(said)),
-            choices=[self._choice(index, each) for index, each in enumerate(said)],
+            choices=[self._choice(index, each) for index, each in enumerate(said)], timings=self._timings(),
         )  # fmt: skip
+
+    def _timings(self) -> list[schema.Timings] | None:
+        if not self._asked.timings:
+            return None
+        return [timings(self._model, stats) for stats in self._replies.stats if stats is not None]
 
     def _choice(self, index: int, said: Said) -> schema.ChatChoice:
         calls = [
@@ -112,8 +118,9 @@ class Chat:
         except Refusal as refusal:
             yield event(refusal.body(anthropic=False))
             return
-        if options is not None and options.include_usage:
-            yield self._chunk(None, usage(self._replies, count))
+        cost = usage(self._replies, count) if options is not None and options.include_usage else None
+        if cost is not None or self._asked.timings:
+            yield self._chunk(None, cost, self._timings())
         yield event("[DONE]")
 
     def _deltas(self, part: Part) -> list[schema.ChatDelta]:
@@ -127,10 +134,14 @@ class Chat:
             deltas.append(schema.ChatDelta(index=part.index, delta=schema.ToldMessage(), finish_reason=part.finish))
         return deltas
 
-    def _chunk(self, delta: schema.ChatDelta | None, cost: schema.Usage | None = None) -> bytes:
+    def _chunk(
+        self, delta: schema.ChatDelta | None, cost: schema.Usage | None = None,
+        spent: list[schema.Timings] | None = None,
+    ) -> bytes:  # fmt: skip
         chunk = schema.ChatChunk(
-            id=self._id, created=self._created, model=self._name, choices=[] if delta is None else [delta], usage=cost
-        )
+            id=self._id, created=self._created, model=self._name, choices=[] if delta is None else [delta], usage=cost,
+            timings=spent,
+        )  # fmt: skip
         made = chunk.model_dump(exclude_none=True)
         for choice in made["choices"]:
             choice.setdefault("finish_reason", None)

@@ -137,6 +137,7 @@ class ChatRequest(OpenAIRequest):
     safety_identifier: str | None = Field(None, description="Not used.")
     verbosity: str | None = Field(None, description="Reaches the chat template.")
     modalities: list[Literal["text"]] | None = None
+    timings: bool = Field(False, description="Tell what each reply cost, and what its cache held; ours alone.")
 
 
 class CompletionRequest(OpenAIRequest):
@@ -174,10 +175,6 @@ class DetokenizeRequest(Asked):
 
 class PromptDetails(Told):
     cached_tokens: int
-
-
-class CompletionDetails(Told):
-    reasoning_tokens: int = 0
 
 
 class Usage(Told):
@@ -235,6 +232,30 @@ class ChatDelta(Told):
     finish_reason: str | None = None
 
 
+class Span(Told):
+    """Positions that the layers of one kind keep: ``start`` <= p < ``end``. Of recurrent ones: the states'."""
+
+    kind: str
+    layers: int
+    start: int
+    end: int
+
+
+class Timings(Told):
+    """Seconds of one reply; ``first_token_seconds`` from its coming, waiting too; ``tokens_per_second`` after the
+    first. Of the prompt's tokens some were cached, the others fed."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    fed_tokens: int
+    generated_tokens: int
+    first_token_seconds: float | None
+    prefill_seconds: float
+    decode_seconds: float
+    tokens_per_second: float | None
+    cache: list[Span]
+
+
 class ChatResponse(Told):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -242,6 +263,7 @@ class ChatResponse(Told):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    timings: list[Timings] | None = Field(None, description="One a choice, where asked for.")
 
 
 class ChatChunk(Told):
@@ -251,6 +273,7 @@ class ChatChunk(Told):
     model: str
     choices: list[ChatDelta]
     usage: Usage | None = None
+    timings: list[Timings] | None = Field(None, description="With the last, where asked for.")
 
 
 class TextLogprobs(Told):
