@@ -152,7 +152,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_anything_else(running: Running, data: st.DataObject) -> None:
     """A good request with some of its fields, and others that are known, made into anything."""

@@ -59,8 +59,8 @@ def search(running: Running, examples: int) -> dict[int, int]:
 
 
 def test_schemathesis_finds_no_fault_of_the_server(running: Running) -> None:
-    statuses = search(running, 6)
-    assert statuses.get(200, 0) > 10 and max(statuses) < 500
+    statuses = search(running, 3)
+    assert statuses.get(200, 0) > 5 and max(statuses) < 500
 
 
 @pytest.mark.slow
