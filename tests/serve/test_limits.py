@@ -20,7 +20,7 @@ from exactkv.cache.store import PromptStore
 from exactkv.errors import InputError
 from exactkv.generation.engine import Engine
 from exactkv.models.model import Model
-from exactkv.serve import ServeOptions, make_app
+from exactkv.serve import ServeOptions, make_app, serve
 from exactkv.serve.http import is_key
 from exactkv.serve.run import is_loopback
 from tests.serve.conftest import NAME, Running, until
@@ -233,3 +233,25 @@ def test_an_app_without_a_server(model: Model) -> None:
         return [r.status_code for r in (before, during, after)]
 
     assert asyncio.run(ask()) == [503, 200, 503]
+
+
+def test_serving_others_without_a_key_is_warned_of(
+    model: Model, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And there any name is answered to; on loopback its own names alone."""
+    made: list[ServeOptions] = []
+
+    def making(model: Model, options: ServeOptions, store: PromptStore | None = None) -> Any:
+        made.append(options)
+        raise InputError("no further")
+
+    monkeypatch.setattr("exactkv.serve.run.make_server", making)
+    for host, keys, warned in (("0.0.0.0", (), True), ("0.0.0.0", ("key",), False), ("127.0.0.1", (), False)):
+        caplog.clear()
+        with pytest.raises(InputError, match="no further"):
+            serve(model, ServeOptions(api_keys=keys, hosts=("other",)), host=host, port=0)
+        assert ("no --api-key" in caplog.text) == warned
+    assert [options.hosts for options in made[1:]] == [
+        ("*",),
+        ("localhost", "127.0.0.1", "[::1]", "127.0.0.1", "other"),
+    ]

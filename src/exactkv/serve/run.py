@@ -80,6 +80,8 @@ def serve(
             options = replace(options, hosts=(*LOCAL, host, *options.hosts))
         elif not is_loopback(host):
             options = replace(options, hosts=("*",))
+            if not options.api_keys:
+                log.warning("whoever reaches %s may use this server: it has no --api-key", host)
         server = make_server(model, options, store)
         address = listening.getsockname()
         shown = f"[{address[0]}]" if listening.family == socket.AF_INET6 else address[0]
