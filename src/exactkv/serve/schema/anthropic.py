@@ -100,6 +100,7 @@ class MessagesRequest(CountRequest, SamplingFields):
     stream: bool | None = None
     metadata: Json | None = Field(None, description="Not used.")
     service_tier: str | None = Field(None, description="Not used.")
+    context_management: Json | None = Field(None, description="Not used: the client's messages are taken as they are.")
     container: None = None
     inference_geo: str | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
