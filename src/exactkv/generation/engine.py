@@ -24,6 +24,7 @@ from exactkv.generation.draft import Draft, DraftLength, ModelDraft, guess_of
 from exactkv.generation.request import Request, Update
 from exactkv.generation.reuse import PREFILL_WIDTH, next_stop
 from exactkv.generation.sampling import Choice
+from exactkv.generation.scores import LOGITS_AT_ONCE
 from exactkv.generation.text import Text
 from exactkv.models.model import Model
 
@@ -95,10 +96,12 @@ class Engine:
                 f"bytes of cache; max_bytes is {self.max_bytes:,}. Shorten it, or allow more."
             )
 
-    def cancel(self, request: Request) -> bool:
-        """End a request and free its row at once; False where it has ended already, or is another engine's."""
+    def cancel(self, request: Request, keep: bool = True) -> bool:
+        """End a request and free its row at once; False where it has ended already, or is another engine's. ``keep``:
+        the store gets what was computed."""
         if request.finished or request not in (*self._waiting, *self._under_way()):
             return False
+        request.kept = keep
         request.end()
         self._sort()
         return True
@@ -206,9 +209,10 @@ class Engine:
     def _cache_for(self, request: Request) -> Cache:
         """What the store holds of its text, or a new one."""
         cache = self.model.new_cache(slack=self.draft_tokens)
-        if self.store is not None:
+        if self.store is not None and not request.text.unscored:  # scores take all of the prompt's logits
             found = self.store.lookup(self.model, request.text.ids, salt=request.salt, slack=self.draft_tokens)
             cache = found.cache
+        if self.store is not None:
             cache.checkpoint_policy = CheckpointPolicy(max_bytes=self._checkpoint_bytes)
         if request.began is None:
             request.begin(cached=min(cache.lengths[0], len(request.text.prompt)))
@@ -225,7 +229,8 @@ class Engine:
                 request.end()
         self._waiting = deque(r for r in self._waiting if not r.finished and r not in under_way)
         self._free([request for request in self._under_way() if request.finished])
-        ready = [r for r in self._prefilling if r.cache is not None and r.cache.lengths[0] >= len(r.text.ids) - 1]
+        ready = [r for r in self._prefilling if r.cache is not None and not r.text.unscored
+                 and r.cache.lengths[0] >= len(r.text.ids) - 1]  # fmt: skip
         if ready:
             joined = join([self._cache, *(r.cache for r in ready if r.cache is not None)])
             self._cache, self._running = joined, [*self._running, *ready]
@@ -240,7 +245,7 @@ class Engine:
         for request in requests:
             place = self._running.index(request) if request in self._running else None
             cache = request.cache if place is None else self._cache.select([place])
-            if self.store is not None and cache is not None and cache.lengths[0]:
+            if self.store is not None and request.kept and cache is not None and cache.lengths[0]:
                 self.store.insert(cache, salt=request.salt)
             if isinstance(request.draft, ModelDraft):
                 request.draft.release()
@@ -262,16 +267,19 @@ class Engine:
         self._sort()
 
     def _prefill(self) -> None:
-        """One forward pass over the next pieces of as many prompts as fit."""
+        """One forward pass over the next pieces of as many prompts as fit; those that are scored among themselves."""
         group: list[Request] = []
         caches: list[Cache] = []
         pieces: list[list[int]] = []
         width, left = 0, max(1, self.step_tokens - len(self._running))
+        scored = bool(self._prefilling) and self._prefilling[0].text.unscored
+        if scored:
+            left = min(left, max(1, LOGITS_AT_ONCE // self.model.spec.vocab_size))
         for request in self._prefilling:
             assert request.cache is not None
-            at, last = request.cache.lengths[0], len(request.text.ids) - 1
+            at, last = _stand(request, request.cache), len(request.text.ids) - 1
             size = next_stop(request.cache, last, left, self._marks(request)) - at
-            if group and (len(group) + 1) * max(width, size) > left:
+            if request.text.unscored != scored or (group and (len(group) + 1) * max(width, size) > left):
                 break
             width = max(width, size)
             group.append(request)
@@ -279,22 +287,24 @@ class Engine:
             pieces.append(list(request.text.ids[at : at + size]))
         if not group:
             return
-        for request, cache, piece in zip(group, self._fed(caches, pieces), pieces, strict=True):
+        fed, logits = self._fed(caches, pieces, "all" if scored else "none")
+        for row, (request, cache, piece) in enumerate(zip(group, fed, pieces, strict=True)):
             request.cache = cache
             at = cache.lengths[0]
+            if request.text.scores is not None and logits is not None:
+                request.text.scores.take(at - len(piece), logits[row, : len(piece)])
             request.fed_tokens += max(0, min(at, len(request.text.prompt)) - (at - len(piece)))
             if at in self._marks(request):
                 cache.checkpoint(label="prompt")
         self._sort()
 
-    def _fed(self, caches: list[Cache], pieces: list[list[int]]) -> list[Cache]:
-        """Feed each cache its piece, all in one pass. Returns the caches of one row that came of it."""
+    def _fed(self, caches: list[Cache], pieces: list[list[int]], logits: str) -> tuple[list[Cache], Tensor | None]:
+        """Feed each cache its piece, all in one pass. Returns the caches of one row that came of it, and logits."""
         if len(caches) == 1:
-            self.model(pieces, cache=caches[0], logits="none")
-            return caches
+            return caches, self.model(pieces, cache=caches[0], logits=logits)
         joined = join(caches)
-        self.model(_padded(pieces), cache=joined, lengths=[len(p) for p in pieces], logits="none")
-        return [joined.select([i]) for i in range(len(pieces))]
+        out = self.model(_padded(pieces), cache=joined, lengths=[len(p) for p in pieces], logits=logits)
+        return [joined.select([i]) for i in range(len(pieces))], out
 
     def _marks(self, request: Request) -> list[int]:
         """Where a store wants a checkpoint: before the last token, whose logits anyone who comes back will want."""
@@ -366,6 +376,16 @@ class Engine:
     def _fail(self, request: Request, error: InputError) -> None:
         self._to_tell[request] = None
         request.end(error)
+
+
+def _stand(request: Request, cache: Cache) -> int:
+    """Where the next piece of its prompt begins: where the cache stands, or where logits are wanted that a step which
+    was interrupted had made already."""
+    if request.text.scores is not None and request.text.unscored:
+        known = len(request.text.scores.told)
+        if cache.lengths[0] > known:
+            return cache.rewind(known)[0]
+    return cache.lengths[0]
 
 
 def _padded(pieces: Sequence[Sequence[int]]) -> list[list[int]]:

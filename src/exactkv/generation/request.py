@@ -26,7 +26,7 @@ class Request:
     """One text under way. ``number``: in the order in which they came. ``error``: what ended it, None if nothing has.
 
     ``cached_tokens``, ``fed_tokens``: of the prompt; what was fed again after it had given its memory back counts once
-    more. Times are in seconds of ``time.perf_counter``.
+    more. ``kept``: whether a store gets what was computed when it ends. Times are in seconds of ``time.perf_counter``.
     """
 
     number: int
@@ -39,6 +39,7 @@ class Request:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     preemptions: int = 0
+    kept: bool = True
     added: float = field(default_factory=time.perf_counter)
     began: float | None = None
     first_token: float | None = None

@@ -15,6 +15,7 @@ from exactkv.cache.checks import is_int, require
 from exactkv.errors import InputError
 from exactkv.generation.prompts import Prompt, end_token_ids, prompt_ids
 from exactkv.generation.sampling import GREEDY, Choice, History, Logprobs, Sampling, choose, choose_run
+from exactkv.generation.scores import PromptScores
 from exactkv.generation.stopping import Ending, Stopping
 from exactkv.generation.structure import Matcher, Structure
 from exactkv.models.model import Model
@@ -40,7 +41,8 @@ class Piece:
 
 class Text:
     """``prompt``: token ids. ``limit``: the most tokens that prompt and reply may have. ``structure``: what the reply
-    must look like. ``show_special_tokens``: they are part of what is shown.
+    must look like. ``show_special_tokens``: they are part of what is shown. ``scores``: log-probabilities
+    of the prompt's tokens, where an engine is to tell them, else None.
 
     The tokens taken are all that is stored; ``generated``, ``logprobs``, ``shown`` and ``ending`` follow from them, and
     are made anew where something interrupted what brought them up to date.
@@ -61,6 +63,7 @@ class Text:
         self.sampling, self.num_logprobs = sampling.resolved(model.tokenizer), num_logprobs
         ends, size = frozenset(stopping.token_ids), model.spec.vocab_size
         self._matcher = None if structure is None else Matcher(structure, model.tokenizer, size, ends)
+        self.scores: PromptScores | None = None
         self._silent = model.tokenizer is None
         self._taken: list[tuple[int, Logprobs | None]] = []
         self._given_up = False
@@ -135,6 +138,11 @@ class Text:
         """How many more tokens it may have."""
         room = self.stopping.max_tokens - len(self.generated)
         return room if self.limit is None else min(room, self.limit + 1 - len(self.ids))
+
+    @property
+    def unscored(self) -> bool:
+        """Whether log-probabilities of its prompt are wanted that are not known yet."""
+        return self.scores is not None and not self.scores.complete
 
     def choose(self, logits: Tensor, guess: Sequence[int] = ()) -> Choice:
         """Choose from ``logits`` [T, V] the next tokens, as if the T - 1 tokens of ``guess`` came true."""

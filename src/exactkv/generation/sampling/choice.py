@@ -175,11 +175,12 @@ def _alone(
         after, top_after = 0.0, ((chosen, 0.0),)[:count]
     else:
         sampled = torch.log_softmax(drawn, dim=0)
-        after, top_after = float(sampled[place]), _ranked(sampled, count, ids)
-    return token, peak, Logprobs(chosen, float(own[chosen]), _ranked(own, count), after, top_after)
+        after, top_after = float(sampled[place]), ranked(sampled, count, ids)
+    return token, peak, Logprobs(chosen, float(own[chosen]), ranked(own, count), after, top_after)
 
 
-def _ranked(logs: Tensor, count: int, ids: Tensor | None = None) -> Ranked:
+def ranked(logs: Tensor, count: int, ids: Tensor | None = None) -> Ranked:
+    """The ``count`` greatest of ``logs`` [N] that are not -inf. ``ids``: their tokens; None: 0 to N - 1."""
     if count == 0:
         return ()
     top = leading(logs, count)

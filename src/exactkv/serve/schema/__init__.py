@@ -1,0 +1,1 @@
+"""What requests and responses hold, for each API. Requests refuse what they do not know."""
