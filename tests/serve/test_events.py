@@ -12,17 +12,10 @@ from typing import Any
 import pytest
 
 from exactkv.errors import InputError
+from exactkv.generation.tools import Event, ReasoningEvent, TextEvent, ToolCallArguments, ToolCallStart
 from exactkv.models.model import Model
 from exactkv.serve.errors import Refusal
-from exactkv.serve.structure import (
-    Event,
-    Form,
-    ReasoningEvent,
-    TextEvent,
-    ToolCallArguments,
-    ToolCallStart,
-    check,
-)
+from exactkv.serve.structure import Form, check
 from tests.generation.tiny_text import END, scripted
 from tests.serve.conftest import NAME, Running
 
@@ -64,7 +57,7 @@ class Marked:
 @pytest.fixture
 def calling(start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     """A server whose model says SAID once, with the seam as it is when all is supported."""
-    monkeypatch.setattr("exactkv.serve.replies.reader", lambda model, form: Marked())
+    monkeypatch.setattr("exactkv.serve.replies.reader", lambda model, form, prompt: Marked())
     for module in ("openai.chat", "openai.responses", "anthropic.messages"):
         monkeypatch.setattr(f"exactkv.serve.{module}.check", lambda model, form: None)
     model = scripted(SAID, END)

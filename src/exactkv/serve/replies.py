@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from exactkv.generation.loop import Stats
 from exactkv.generation.sampling import Logprobs
+from exactkv.generation.tools import Event, ReasoningEvent, TextEvent, ToolCallArguments, ToolCallStart
 from exactkv.models.model import Model
 from exactkv.serve.call import Call
 from exactkv.serve.errors import Refusal
-from exactkv.serve.structure import Event, Form, ReasoningEvent, TextEvent, ToolCallArguments, ToolCallStart, reader
+from exactkv.serve.structure import Form, reader
 
 TOO_LATE = Refusal(
     503, "the request's time was over before there was a token; send it again later", code="timeout", retry_after=5
@@ -63,7 +64,7 @@ class Replies:
     def __init__(self, model: Model, call: Call, form: Form):
         self.call = call
         self.cached, self.generated = [0] * len(call.texts), [0] * len(call.texts)
-        self._readers = [reader(model, form) for _ in call.texts]
+        self._readers = [reader(model, form, text.prompt) for text in call.texts]
         self._called = [False] * len(call.texts)
 
     async def parts(self) -> AsyncIterator[Part]:

@@ -2,46 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from exactkv.generation.structure import Structure
+from exactkv.generation.tools import Event, TextEvent, ToolFormat
 from exactkv.models.model import Model
 from exactkv.serve.errors import Refusal
 
-
-@dataclass(frozen=True)
-class TextEvent:
-    """More of what is said."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class ReasoningEvent:
-    """More of what is thought before."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class ToolCallStart:
-    """A tool is called; its arguments follow."""
-
-    index: int
-    id: str
-    name: str
-
-
-@dataclass(frozen=True)
-class ToolCallArguments:
-    """More of the arguments of a call, JSON as the model wrote it."""
-
-    index: int
-    text: str
-
-
-Event = TextEvent | ReasoningEvent | ToolCallStart | ToolCallArguments
+LAST = 32
+"""Tokens of a prompt's end that are looked at."""
 
 
 class Reader(Protocol):
@@ -92,7 +63,7 @@ PLAIN = Form()
 
 
 def check(model: Model, form: Form) -> None:
-    """Raise Refusal where ``model`` cannot be held to this form."""
+    """Raise Refusal where ``model`` cannot be held to this form, as far as that is soon said."""
     names = [tool["function"]["name"] for tool in form.tools]
     if form.choice in ("required", "named") and not names:
         raise Refusal(400, "tool_choice asks for a call, and there are no tools", "tool_choice")
@@ -100,12 +71,49 @@ def check(model: Model, form: Form) -> None:
         raise Refusal(400, f"tool_choice names {form.name!r}; the tools are {', '.join(names)}", "tool_choice")
     if len(set(names)) < len(names):
         raise Refusal(400, "two tools have the same name; give each its own", "tools")
-    if form.kind != "text":
-        raise Refusal(400, f"a response_format of {form.kind!r} is not supported yet; leave it out", "response_format")
-    if form.offered:
-        raise Refusal(400, "tools are not supported yet; leave them out, or set tool_choice to 'none'", "tools")
+    if not form.offered:
+        return
+    known = ToolFormat.of(model.tokenizer)
+    if known is None or known.forced is None:
+        raise Refusal(
+            400, f"the chat template of {model.name or 'this model'} shows no format of calls that is known; leave "
+            "tools out, or set tool_choice to 'none'", "tools",
+        )  # fmt: skip
+    if form.kind != "text" and form.choice != "auto":
+        raise Refusal(400, "tool_choice asks for a call, and response_format for something else; leave one out",
+                      "tool_choice")  # fmt: skip
 
 
-def reader(model: Model, form: Form) -> Reader:
-    """A new reader of one reply of ``model``."""
-    return PlainReader()
+def shaped(model: Model, form: Form, prompt: Sequence[int]) -> dict[str, Any]:
+    """What `make_text` is told for a reply of this form. Raises InputError for what is no schema or grammar."""
+    known = _format(model, form)
+    return {"structure": _structure(model, form, prompt, known), "show_special_tokens": known is not None}
+
+
+def reader(model: Model, form: Form, prompt: Sequence[int]) -> Reader:
+    """A new reader of one reply of ``model`` to ``prompt``."""
+    known = _format(model, form)
+    return PlainReader() if known is None else known.parser(form.offered or [], _end(model, prompt))
+
+
+def _format(model: Model, form: Form) -> ToolFormat | None:
+    """How calls and reasoning are written; None where nothing but text, as it comes, is wanted."""
+    return ToolFormat.of(model.tokenizer) if form.kind == "text" else None
+
+
+def _structure(model: Model, form: Form, prompt: Sequence[int], known: ToolFormat | None) -> Structure | None:
+    if form.kind == "json_object":
+        return Structure.json_object()
+    if form.kind == "json_schema":
+        return Structure.json_schema(form.content or {})
+    if form.kind in ("grammar", "regex"):
+        made = Structure.grammar if form.kind == "grammar" else Structure.regex
+        return made(str(form.content))
+    if known is not None and form.choice in ("required", "named"):
+        return known.structure(form.offered, form.name or "required", _end(model, prompt))
+    return None
+
+
+def _end(model: Model, prompt: Sequence[int]) -> str:
+    """How a prompt ends, which may have begun the reply's reasoning."""
+    return "" if model.tokenizer is None else model.tokenizer.decode(prompt[-LAST:], skip_special_tokens=False)

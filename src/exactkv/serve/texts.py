@@ -17,6 +17,7 @@ from exactkv.generation.text import Text, make_text
 from exactkv.models.model import Model
 from exactkv.serve.errors import Refusal
 from exactkv.serve.schema.base import SamplingFields
+from exactkv.serve.structure import PLAIN, Form, shaped
 
 SETTINGS = {field.name for field in fields(Sampling)}
 OF_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -62,6 +63,7 @@ class TextMaker:
         ignore_eos: bool = False,
         logprobs: int | None = None,
         scores: int | None = None,
+        form: Form = PLAIN,
     ) -> Text:
         """A text after ``prompt``; its reply has at most ``max_tokens``, and what the limit leaves. ``scores``: of how
         many top tokens to tell the log-probability at each place of the prompt."""
@@ -77,6 +79,7 @@ class TextMaker:
             deadline=self.timeout,
             logprobs=logprobs,
             limit=self.limit,
+            **shaped(self.model, form, prompt),
         )
         if scores is not None:
             made.scores = PromptScores(made.prompt, scores)

@@ -136,7 +136,7 @@ class Worker:
                 continue
             ended = request.finished
             call, index = self._under_way.pop(request) if ended else self._under_way[request]
-            refusal = None if failure is None else Refusal(500, str(failure), code="not_finite")
+            refusal = None if failure is None else row_failed(request, failure)
             told.append((call, News(index, piece, request.cached_tokens, request.stats if ended else None, refusal,
                                     ended)))  # fmt: skip
         self._tell(told)
@@ -177,6 +177,13 @@ class Worker:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:  # the loop is closed: there is nobody left to tell
             log.debug("the event loop is closed")
+
+
+def row_failed(request: Request, failure: InputError) -> Refusal:
+    """What a request is told whose row cannot choose: it lies with its structure, if it has one, or with the model."""
+    if request.text.structure is not None:
+        return Refusal(400, str(failure), code="structure_failed")
+    return Refusal(500, str(failure), code="not_finite")
 
 
 def _deliver(told: list[tuple[Call, News]]) -> None:

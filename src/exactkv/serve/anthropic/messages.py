@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from exactkv.generation.text import Text
+from exactkv.generation.tools import Event, ReasoningEvent, TextEvent, ToolCallArguments, ToolCallStart
 from exactkv.serve.anthropic.prompts import form_of, prompt_of
 from exactkv.serve.errors import Refusal
 from exactkv.serve.http import read, salt_of
@@ -20,7 +21,7 @@ from exactkv.serve.replies import Part, Replies, Said
 from exactkv.serve.schema import anthropic as schema
 from exactkv.serve.service import Service
 from exactkv.serve.stream import EventStream, event, whole
-from exactkv.serve.structure import Event, ReasoningEvent, TextEvent, ToolCallArguments, ToolCallStart, check
+from exactkv.serve.structure import Form, check
 from exactkv.serve.texts import TextMaker, parsed_arguments
 
 
@@ -30,7 +31,7 @@ async def messages(request: Request) -> ASGIApp:
     asked = await read(request, schema.MessagesRequest, service.options.body_bytes)
     name, form = service.check_name(asked.model), form_of(asked)
     check(service.model, form)
-    text = await anyio.to_thread.run_sync(lambda: text_of(service.maker, asked))
+    text = await anyio.to_thread.run_sync(lambda: text_of(service.maker, asked, form))
     call = await service.begin([text], salt_of(request.scope, asked.cache_salt))
     reply = Reply(name, Replies(service.model, call, form))
     if asked.stream:
@@ -54,10 +55,14 @@ async def count_tokens(request: Request) -> Response:
     return Response(schema.CountResponse(input_tokens=len(ids)).model_dump_json(), media_type="application/json")
 
 
-def text_of(maker: TextMaker, asked: schema.MessagesRequest) -> Text:
+def text_of(maker: TextMaker, asked: schema.MessagesRequest, form: Form) -> Text:
     """What a request asks the engine for."""
     return maker.text(
-        prompt_of(maker, asked), maker.sampling(asked), max_tokens=asked.max_tokens, stop=asked.stop_sequences
+        prompt_of(maker, asked),
+        maker.sampling(asked),
+        max_tokens=asked.max_tokens,
+        stop=asked.stop_sequences,
+        form=form,
     )
 
 

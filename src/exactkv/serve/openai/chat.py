@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from exactkv.generation.text import Text
+from exactkv.generation.tools import Event, ReasoningEvent, TextEvent, ToolCallArguments, ToolCallStart
 from exactkv.serve.errors import Refusal
 from exactkv.serve.http import read, salt_of
 from exactkv.serve.openai.common import form_of, message_for_template, told_logprobs, told_tools, usage
@@ -19,15 +20,7 @@ from exactkv.serve.replies import Part, Replies, Said
 from exactkv.serve.schema import openai as schema
 from exactkv.serve.service import Service
 from exactkv.serve.stream import EventStream, event, whole
-from exactkv.serve.structure import (
-    Event,
-    Form,
-    ReasoningEvent,
-    TextEvent,
-    ToolCallArguments,
-    ToolCallStart,
-    check,
-)
+from exactkv.serve.structure import Form, check
 from exactkv.serve.texts import TextMaker
 from exactkv.serve.timings import timings
 
@@ -66,7 +59,7 @@ def texts_of(maker: TextMaker, asked: schema.ChatRequest, form: Form) -> list[Te
     return maker.texts(
         [prompt], asked.n or 1, maker.sampling(asked),
         max_tokens=asked.max_completion_tokens or asked.max_tokens, stop=asked.stop, ignore_eos=asked.ignore_eos,
-        logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        logprobs=(asked.top_logprobs or 0) if asked.logprobs else None, form=form,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from exactkv.generation.sampling import Logprobs
 from exactkv.generation.text import Text
+from exactkv.generation.tools import TextEvent
 from exactkv.serve.errors import Refusal
 from exactkv.serve.http import read, salt_of
 from exactkv.serve.openai.common import check_parts, usage
@@ -20,7 +21,7 @@ from exactkv.serve.replies import Replies
 from exactkv.serve.schema import openai as schema
 from exactkv.serve.service import Service
 from exactkv.serve.stream import EventStream, event, whole
-from exactkv.serve.structure import PLAIN, TextEvent
+from exactkv.serve.structure import PLAIN
 from exactkv.serve.texts import TextMaker
 from exactkv.serve.tokens import finite, token_text
 

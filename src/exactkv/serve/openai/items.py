@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from exactkv.serve.structure import Event, ReasoningEvent, TextEvent, ToolCallArguments, ToolCallStart
+from exactkv.generation.tools import Event, ReasoningEvent, TextEvent, ToolCallArguments, ToolCallStart
 
 Json = dict[str, Any]
 

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from exactkv.generation.text import Text
+from exactkv.generation.tools import TextEvent
 from exactkv.serve.errors import Refusal
 from exactkv.serve.http import read, salt_of
 from exactkv.serve.openai.common import form_of, told_logprobs
@@ -22,7 +23,7 @@ from exactkv.serve.replies import Part, Replies
 from exactkv.serve.schema import responses as schema
 from exactkv.serve.service import Service
 from exactkv.serve.stream import EventStream, event, whole
-from exactkv.serve.structure import Form, TextEvent, check
+from exactkv.serve.structure import Form, check
 from exactkv.serve.texts import TextMaker, parsed_arguments
 
 LOGPROBS = "message.output_text.logprobs"
@@ -68,7 +69,7 @@ def text_of(maker: TextMaker, asked: schema.ResponsesRequest, form: Form) -> Tex
     logprobs = (asked.top_logprobs or 0) if LOGPROBS in (asked.include or ()) or asked.top_logprobs else None
     return maker.text(
         prompt, maker.sampling(asked), max_tokens=asked.max_output_tokens, ignore_eos=asked.ignore_eos,
-        logprobs=logprobs,
+        logprobs=logprobs, form=form,
     )  # fmt: skip
 
 
