@@ -59,7 +59,7 @@ class Text:
         structure: Structure | None = None,
         show_special_tokens: bool = False,
     ):
-        self.prompt, self.stopping, self.limit = tuple(prompt), stopping, limit
+        self.prompt, self.stopping, self.limit, self.structure = tuple(prompt), stopping, limit, structure
         self.sampling, self.num_logprobs = sampling.resolved(model.tokenizer), num_logprobs
         ends, size = frozenset(stopping.token_ids), model.spec.vocab_size
         self._matcher = None if structure is None else Matcher(structure, model.tokenizer, size, ends)
