@@ -264,6 +264,8 @@ class _Loaded:
         for slot, parts in enumerate(memory.buffers):
             for name, buffer in parts.items():
                 rows, at = self._tensors[f"rows.{number}.{slot}.{name}"], 0
+                if rows.dtype != buffer.dtype or rows.shape[::2] != buffer.shape[::2]:
+                    raise ValueError(f"{name} is {rows.dtype} {list(rows.shape)}, not {buffer.dtype}")
                 for low, high in saved["live"]:
                     buffer[:, low:high] = rows[:, at : at + high - low]
                     at += high - low
