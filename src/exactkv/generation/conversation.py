@@ -154,7 +154,8 @@ class Conversation:
         cls, directory: str | Path, model: Model, store: PromptStore | None = None, storage: str | None = None
     ) -> Conversation:
         """A saved conversation. A cache that does not fit ``model``, or is not of the ``storage`` that is asked for
-        (default: as saved), is left aside, ``refused`` says why, and the first turn feeds the messages anew. Raises LoadError where the messages cannot be read."""
+        (default: as saved), is left aside, ``refused`` says why, and the first turn feeds the messages anew. Raises
+        LoadError where the messages cannot be read."""
         content = saved.read(Path(directory))
         try:
             messages = [{"role": str(m["role"]), "content": str(m["content"])} for m in content["messages"]]

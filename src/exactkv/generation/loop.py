@@ -260,7 +260,8 @@ def stream(
     log-probability of each token and of so many top tokens (`Logprobs`). ``draft``: "lookup" guesses what follows from
     the text itself, a model of the same vocabulary by generating, a `Draft` its own way; at most ``draft_tokens`` are
     checked in one pass. Guesses change how fast a text comes, not the text. ``storage``: how a new cache keeps keys and
-    values, as for `Model.new_cache` (default: dense); a given cache has its own, and a draft model's is dense. Work is done as the iterator is advanced.
+    values, as for `Model.new_cache` (default: dense); a given cache has its own, and a draft model's is dense. Work is
+    done as the iterator is advanced.
     Raises InputError, here, where an argument does not fit.
     """
     if cache is not None and not isinstance(cache, Cache):
