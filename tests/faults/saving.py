@@ -85,8 +85,8 @@ def scales_left_where_rows_were_before(patch: Patches) -> None:
             at = position - origin
             for source, destination in zip(memory.buffers, target.buffers, strict=True):
                 for name, buffer in source.items():
-                    begin = at if name.endswith(".scale") and memory is target else index
-                    destination[name][:, at : at + rows] = buffer[:, begin : begin + rows].clone()
+                    begin = 0 if name.endswith(".scale") else index
+                    destination[name][:, at : at + rows] = buffer[:, begin : begin + rows]
 
     patch(place, "copy_rows", faulty)
 
