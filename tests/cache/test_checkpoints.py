@@ -334,7 +334,7 @@ def test_interrupted_at_any_line(operation, model):
 
 @pytest.mark.parametrize("operation", ["rewind", "checkpoint"])
 def test_no_memory_midway_changes_nothing(operation, monkeypatch):
-    storage = exactkv.cache.storage.DenseStorage
+    storage = exactkv.cache.storage.Storage
     allocate, allowed, finished = storage.allocate, 0, False
     while not finished:
         cache, left = filled(TINY, at=(20,)).fork(2), allowed

@@ -297,7 +297,8 @@ def rewritten(file: Path, **changes) -> None:
 @pytest.mark.parametrize(
     "changes,words",
     [
-        ({"storage": "int8"}, "storage 'int8'"),
+        ({"storage": "int3"}, "storage is 'int3'"),
+        ({"storage": "int8"}, "does not hold"),
         ({"max_length": 100}, "rope"),
         ({"max_length": 10**9, "reserve": True}, "does not fit this model"),
         ({"memories": []}, "does not hold"),

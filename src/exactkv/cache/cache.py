@@ -20,7 +20,7 @@ from exactkv.cache.checks import check_lengths, check_rows, check_targets, is_in
 from exactkv.cache.layer import AttentionLayer
 from exactkv.cache.place import Policy
 from exactkv.cache.row import CacheSpec, Owner, Row
-from exactkv.cache.storage import DenseStorage
+from exactkv.cache.storage import Storage
 from exactkv.cache.view import Step
 from exactkv.errors import InputError, IntegrityError
 
@@ -29,7 +29,7 @@ class Cache:
     """KV cache of a batch of rows. Made by ``model.new_cache``; see there for the arguments."""
 
     def __init__(
-        self, spec: CacheSpec, batch_size: int, storage: DenseStorage, slack: int = 0, step: int = 256,
+        self, spec: CacheSpec, batch_size: int, storage: Storage, slack: int = 0, step: int = 256,
         max_length: int | None = None, checkpoints: CheckpointPolicy | None = None,
     ):  # fmt: skip
         require(is_int(batch_size) and batch_size >= 0, "batch_size", batch_size, "an integer >= 0")
@@ -38,6 +38,8 @@ class Cache:
         limit = spec.max_length
         fits = max_length is None or (is_int(max_length) and 1 <= max_length <= (limit or max_length))
         require(fits, "max_length", max_length, f"an integer from 1 to {limit or 'any'}: the model's limit")
+        for layer in spec.layers:
+            storage.layout(layer.parts)  # raises where it cannot keep such rows
         self.spec = spec
         self.max_length = limit if max_length is None else max_length
         self._policy = Policy(storage, step, slack, self.max_length, reserve=max_length is not None)
@@ -54,7 +56,7 @@ class Cache:
         return self.spec.layers
 
     @property
-    def storage(self) -> DenseStorage:
+    def storage(self) -> Storage:
         return self._policy.storage
 
     @property

@@ -15,7 +15,7 @@ from exactkv.cache import recurrent
 from exactkv.cache.checks import is_int, require
 from exactkv.cache.recurrent import State
 from exactkv.cache.run import Memory, Run, Segment, copy_rows
-from exactkv.cache.storage import DenseStorage
+from exactkv.cache.storage import Storage
 
 if TYPE_CHECKING:
     from exactkv.cache.layer import Zone
@@ -72,7 +72,7 @@ def is_free(spec: CacheSpec, position: int) -> bool:
 
 def take(
     spec: CacheSpec,
-    storage: DenseStorage,
+    storage: Storage,
     runs: Sequence[Run],
     state: State | None,
     position: int,
@@ -90,7 +90,7 @@ def take(
 
 
 def _rows(
-    zone: Zone, storage: DenseStorage, run: Run, position: int, held: tuple[Segment, ...] | None
+    zone: Zone, storage: Storage, run: Run, position: int, held: tuple[Segment, ...] | None
 ) -> tuple[Segment, ...]:
     low, high = zone.needed_from(position), zone.clip(position)
     if low >= high:

@@ -21,7 +21,7 @@ from exactkv.cache.checks import as_path
 from exactkv.cache.recurrent import State
 from exactkv.cache.row import CacheSpec, Owner, Row
 from exactkv.cache.run import Memory, Run, Segment
-from exactkv.cache.storage import STORAGES, DenseStorage
+from exactkv.cache.storage import Storage
 from exactkv.errors import InputError, IntegrityError, LoadError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _of_model(cache: Cache) -> dict[str, Any]:
         "layers": [[str(layer.pattern), _parts(layer.parts)] for layer in spec.layers],
         "recurrent": [{name: list(p.shape) for name, p in layer.parts.items()} for layer in spec.recurrent],
         "dtype": str(storage.dtype).removeprefix("torch."),
-        "storage": next(name for name, kind in STORAGES.items() if type(storage) is kind),
+        "storage": storage.name,
         "identity": spec.identity,
     }
 
@@ -117,8 +117,6 @@ def _empty(file: Path, content: Mapping[str, Any], model: CacheMaker) -> Cache:
     """A cache of no rows, made as the saved one was. Raises LoadError where the model is another one."""
     given = content["max_length"] if content["reserve"] else None
     wanted = CheckpointPolicy(content["every"], content["max_bytes"])
-    if content["storage"] not in STORAGES:
-        raise LoadError(f"{file} has the storage {content['storage']!r}; this version has {', '.join(STORAGES)}")
     try:
         cache = model.new_cache(0, content["storage"], content["slack"], given, content["step"], wanted)
     except InputError as error:
@@ -260,12 +258,14 @@ class _Loaded:
         checkpoints = tuple(self._checkpoints[i] for i in row["checkpoints"])
         return Row(owners[row["owner"]], row["length"], runs, states, checkpoints)
 
-    def _memory(self, storage: DenseStorage, number: int, saved: Mapping[str, Any]) -> Memory:
+    def _memory(self, storage: Storage, number: int, saved: Mapping[str, Any]) -> Memory:
         memory = Memory(storage, self._spec.zones[saved["zone"]].layers, saved["capacity"])
         memory.shared = saved["shared"]
         for slot, parts in enumerate(memory.buffers):
             for name, buffer in parts.items():
                 rows, at = self._tensors[f"rows.{number}.{slot}.{name}"], 0
+                if rows.dtype != buffer.dtype or rows.shape[::2] != buffer.shape[::2]:
+                    raise ValueError(f"{name} is {rows.dtype} {list(rows.shape)}, not {buffer.dtype}")
                 for low, high in saved["live"]:
                     buffer[:, low:high] = rows[:, at : at + high - low]
                     at += high - low

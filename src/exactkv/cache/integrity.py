@@ -66,10 +66,12 @@ def _check_run(cache: Cache, zone: Zone, run: Run, length: int, where: str) -> N
 
 def _check_memory(cache: Cache, zone: Zone, memory: Memory, where: str) -> None:
     for buffers, parts in zip(memory.buffers, zone.layers, strict=True):
-        _require(buffers.keys() == parts.keys(), where, f"parts {list(buffers)} instead of {list(parts)}")
+        layout = cache.storage.layout(parts)
+        _require(buffers.keys() == layout.keys(), where, f"buffers {list(buffers)} instead of {list(layout)}")
         for name, buffer in buffers.items():
-            fits = buffer.dtype == cache.storage.dtype and buffer.shape[1] >= memory.capacity
-            _require(fits, where, f"part {name!r} is {buffer.dtype} {list(buffer.shape)}")
+            heads, size, dtype = layout[name]
+            fits = buffer.dtype == dtype and buffer.shape[::2] == (heads, size) and buffer.shape[1] >= memory.capacity
+            _require(fits, where, f"buffer {name!r} is {buffer.dtype} {list(buffer.shape)}")
 
 
 def _check_checkpoints(cache: Cache, row: Row, where: str) -> None:

@@ -90,13 +90,14 @@ class AttentionLayer:
         Raises InputError where a part's shape does not fit the layer.
         """
         self._check(step, rows)
+        stored = step.storage.stored(rows)  # first of all: a call reads its own rows as later ones will
         views = []
         for r, count in enumerate(step.counts):
             segments: list[KVSegment] = []
             if count:
-                stored = step.storage.stored({name: part[r] for name, part in rows.items()})
+                row = {name: buffer[r] for name, buffer in stored.items()}
                 for zone, slot in self.places:
-                    self._extend_zone(step, zone, slot, r, stored, segments)
+                    self._extend_zone(step, zone, slot, r, row, segments)
             views.append(RowView(step.starts[r], count, tuple(segments)))
         step.extended.add(self.index)
         return KVView(self.pattern, tuple(views))
@@ -105,16 +106,18 @@ class AttentionLayer:
         self, step: Step, zone: int, slot: int, r: int, stored: Mapping[str, Tensor], out: list[KVSegment]
     ) -> None:
         pieces, write, fresh, _ = step.placements[zone][r]
+        reader = step.storage.reader
         if write is not None:
             memory, index, offset, count = write
             for name, buffer in memory.buffers[slot].items():
                 buffer.narrow(1, index, count).copy_(stored[name].narrow(1, offset, count))
         for memory, index, position, count in pieces:
             parts = {name: b.narrow(1, index, count) for name, b in memory.buffers[slot].items()}
-            out.append(KVSegment(position, parts))
+            out.append(KVSegment(position, parts, reader, reader is not None))
         if fresh is not None:
             position, offset, count = fresh
-            out.append(KVSegment(position, {name: t.narrow(1, offset, count) for name, t in stored.items()}))
+            parts = {name: t.narrow(1, offset, count) for name, t in stored.items()}
+            out.append(KVSegment(position, parts, reader, reader is not None))
 
     def _check(self, step: Step, rows: Mapping[str, Tensor]) -> None:
         if step.void:

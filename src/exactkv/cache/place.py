@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from exactkv.cache.layer import Zone
 from exactkv.cache.run import Memory, Run, Segment, copy_rows
-from exactkv.cache.storage import DenseStorage
+from exactkv.cache.storage import Storage
 from exactkv.cache.view import Fresh, Placement, Write
 
 
@@ -18,7 +18,7 @@ class Policy:
     """How memory is allocated. ``step``: rows by which a run grows at least; ``max_length``: tokens a row may
     have, None if no limit is set; ``reserve``: allocate for ``max_length`` at once."""
 
-    storage: DenseStorage
+    storage: Storage
     step: int
     slack: int
     max_length: int | None

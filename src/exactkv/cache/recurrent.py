@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from exactkv.cache.storage import DenseStorage
+from exactkv.cache.storage import Storage
 from exactkv.cache.view import Step
 from exactkv.errors import InputError, IntegrityError
 
@@ -28,7 +28,7 @@ class StatePart:
     shape: tuple[int, ...]
     wide: bool = False
 
-    def dtype(self, storage: DenseStorage) -> torch.dtype:
+    def dtype(self, storage: Storage) -> torch.dtype:
         return torch.promote_types(storage.dtype, torch.float32) if self.wide else storage.dtype
 
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def describe(cache: Cache) -> str:
     """A line for the whole, a line for each kind of layer."""
     shown = _some([str(n) for n in cache.lengths])
-    lines = [f"Cache({cache.batch_size} rows of length [{shown}], {human_bytes(cache.nbytes)})"]
+    kept = "" if cache.storage.name == "dense" else f", {cache.storage.name}"
+    lines = [f"Cache({cache.batch_size} rows of length [{shown}], {human_bytes(cache.nbytes)}{kept})"]
     table = []
     for z, zone in enumerate(cache.spec.zones):
         spans = []

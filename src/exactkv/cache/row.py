@@ -17,7 +17,7 @@ from exactkv.cache.pattern import AttentionPattern
 from exactkv.cache.place import Policy
 from exactkv.cache.recurrent import RecurrentLayer, State, StateParts
 from exactkv.cache.run import Memory, Run
-from exactkv.cache.storage import DenseStorage, PartShapes
+from exactkv.cache.storage import PartShapes, Storage
 from exactkv.cache.view import NOTHING, Placement, Step
 from exactkv.errors import IntegrityError
 
@@ -94,7 +94,7 @@ def placed(
     return tuple(made), placements
 
 
-def poison(spec: CacheSpec, storage: DenseStorage, rows: Iterable[Row]) -> None:
+def poison(spec: CacheSpec, storage: Storage, rows: Iterable[Row]) -> None:
     """Fill what private memory holds beside live rows."""
     for row in rows:
         for zone, run in zip(spec.zones, row.runs, strict=True):
@@ -185,18 +185,18 @@ def most_nbytes(spec: CacheSpec, policy: Policy, length: int) -> int:
     return total
 
 
-def most_checkpoint_nbytes(spec: CacheSpec, storage: DenseStorage) -> int:
+def most_checkpoint_nbytes(spec: CacheSpec, storage: Storage) -> int:
     """The most bytes that one checkpoint holds, wherever it is."""
     rows = sum((zone.bound or 0) * row_nbytes(zone, storage) for zone in spec.zones)
     return rows + states_nbytes(spec, storage)
 
 
-def row_nbytes(zone: Zone, storage: DenseStorage) -> int:
+def row_nbytes(zone: Zone, storage: Storage) -> int:
     """Bytes of one position in all layers of a zone."""
-    return sum(heads * size for parts in zone.layers for heads, size in parts.values()) * storage.dtype.itemsize
+    return sum(map(storage.row_nbytes, zone.layers))
 
 
-def states_nbytes(spec: CacheSpec, storage: DenseStorage) -> int:
+def states_nbytes(spec: CacheSpec, storage: Storage) -> int:
     """Bytes of the states of all recurrent layers at one position."""
     parts = [part for layer in spec.recurrent for part in layer.parts.values()]
     return sum(prod(part.shape) * part.dtype(storage).itemsize for part in parts)

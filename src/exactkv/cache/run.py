@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import NamedTuple
 
-from exactkv.cache.storage import DenseStorage, PartShapes
+from exactkv.cache.storage import PartShapes, Storage
 
 _STAMPS = count()
 
@@ -27,7 +27,7 @@ class Memory:
 
     __slots__ = ("buffers", "capacity", "shared", "stamp")
 
-    def __init__(self, storage: DenseStorage, layers: Sequence[PartShapes], capacity: int):
+    def __init__(self, storage: Storage, layers: Sequence[PartShapes], capacity: int):
         self.buffers = [storage.allocate(parts, capacity) for parts in layers]
         self.capacity = capacity
         self.shared = False
@@ -38,7 +38,7 @@ class Memory:
         """Bytes allocated."""
         return sum(t.untyped_storage().nbytes() for layer in self.buffers for t in layer.values())
 
-    def grow(self, storage: DenseStorage, layers: Sequence[PartShapes], capacity: int, live: tuple[int, int]) -> None:
+    def grow(self, storage: Storage, layers: Sequence[PartShapes], capacity: int, live: tuple[int, int]) -> None:
         """Make room for ``capacity`` rows, keeping the indices ``live`` where they are. Layer by layer, so
         that the peak is one layer's; interrupted between two layers it has changed nothing that is read."""
         low, high = live

@@ -63,6 +63,8 @@ class RowTables:
         """Why the tables cannot describe this step; None if they can."""
         if step.width != 1:
             return f"a step of {step.width} tokens a row"
+        if step.storage.reader is not None:
+            return f"rows stored as {step.storage.name}, which the kernels do not read"
         for zone in step.placements:
             for placement, count in zip(zone, step.counts, strict=True):
                 if count and (placement.write is None or placement.fresh is not None):

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from exactkv.cache import recurrent
 from exactkv.cache.row import CacheSpec
-from exactkv.cache.storage import DenseStorage
+from exactkv.cache.storage import Storage
 from exactkv.cache.view import Fresh, Placement, Step
 
 
-def uncached_step(spec: CacheSpec, storage: DenseStorage, width: int, lengths: Sequence[int]) -> Step:
+def uncached_step(spec: CacheSpec, storage: Storage, width: int, lengths: Sequence[int]) -> Step:
     """A step with nothing before it and nothing kept: one full forward pass."""
     counts = tuple(lengths)
     placements: list[list[Placement]] = []

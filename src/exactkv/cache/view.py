@@ -11,17 +11,40 @@ from torch import Tensor
 
 from exactkv.cache.pattern import AttentionPattern
 from exactkv.cache.run import Memory, Piece, Run
-from exactkv.cache.storage import DenseStorage
+from exactkv.cache.storage import Reader, Storage
 
 if TYPE_CHECKING:
     from exactkv.cache.recurrent import State
 
 
 class KVSegment(NamedTuple):
-    """Rows for consecutive positions from ``position`` on; part -> [H, rows, D]."""
+    """Rows for consecutive positions from ``position`` on, as they are stored: ``parts``, buffer -> [H, rows, ...].
+    ``reader`` makes of them what attention reads, None where they are just that. ``copies``: whether reading computes
+    something, so that as much as is needed at once should be read at once."""
 
     position: int
     parts: Mapping[str, Tensor]
+    reader: Reader | None = None
+    copies: bool = False
+
+    @property
+    def heads(self) -> int:
+        return next(iter(self.parts.values())).shape[0]
+
+    @property
+    def rows(self) -> int:
+        return next(iter(self.parts.values())).shape[1]
+
+    def narrow(self, low: int, high: int) -> KVSegment:
+        """The rows with the indices [low, high)."""
+        if low == 0 and high == self.rows:
+            return self
+        kept = {name: t.narrow(1, low, high - low) for name, t in self.parts.items()}
+        return self._replace(position=self.position + low, parts=kept)
+
+    def read(self, part: str) -> Tensor:
+        """[H, rows, D], in the model's dtype."""
+        return self.parts[part] if self.reader is None else self.reader(self.parts, part)
 
 
 class RowView(NamedTuple):
@@ -39,12 +62,11 @@ def _last(row: RowView, pattern: AttentionPattern) -> RowView:
     position = row.start + row.queries - 1
     first = pattern.first_visible(position)
     segments = []
-    for at, parts in row.segments:
-        end = at + next(iter(parts.values())).shape[1]
+    for segment in row.segments:
+        at, end = segment.position, segment.position + segment.rows
         for low, high in ((at, min(end, first, pattern.anchors)), (max(at, first), end)):
             if low < high:
-                kept = {name: part.narrow(1, low - at, high - low) for name, part in parts.items()}
-                segments.append(KVSegment(low, kept))
+                segments.append(segment.narrow(low - at, high - at))
     return RowView(position, 1, tuple(segments))
 
 
@@ -105,7 +127,7 @@ class Step:
     counts: tuple[int, ...]
     width: int
     placements: list[list[Placement]]
-    storage: DenseStorage
+    storage: Storage
     tokens: list[list[int]] = field(default_factory=list)
     extended: set[int] = field(default_factory=set)
     void: bool = False

@@ -93,6 +93,14 @@ def chat(
     grammar: Grammar = None,
     regex: Regex = None,
     tools: ToolsFile = None,
+    kv_storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="dense|int8|int4",
+            show_default=False,
+            help="How the cache keeps keys and values; see exactkv generate --help. Default: dense, or as saved.",
+        ),
+    ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
@@ -113,9 +121,11 @@ def chat(
     store = _store(prompt_cache_dir, prompt_cache_bytes)
     loaded = load_model(model if model is not None else embedded.default(), device=device, dtype=dtype)
     if load is None:
-        conversation = Conversation(loaded, system, sampling, max_tokens or 1024, store=store)
+        conversation = Conversation(
+            loaded, system, sampling, max_tokens or 1024, store=store, storage=kv_storage or "dense"
+        )
     else:
-        conversation = Conversation.load(load, loaded, store)
+        conversation = Conversation.load(load, loaded, store, kv_storage)
         conversation.sampling = replace(conversation.sampling, **chosen)
         conversation.max_tokens = max_tokens or conversation.max_tokens
         if system is not None:

@@ -22,6 +22,7 @@ from exactkv.cli.options import (
     Dtype,
     FrequencyPenalty,
     IncludeStop,
+    KVStorage,
     MaxBytes,
     MaxRows,
     MaxTokens,
@@ -117,6 +118,7 @@ def generate(
     tools: ToolsFile = None,
     draft: DraftName = "none",
     draft_tokens: DraftTokens = 12,
+    kv_storage: KVStorage = "dense",
     file: Annotated[
         str | None,
         typer.Option(
@@ -176,6 +178,7 @@ def generate(
             max_bytes=None if max_bytes is None else size_of(max_bytes, "--max-bytes"),
             draft=draft,
             draft_tokens=draft_tokens,
+            kv_storage=kv_storage,
         )  # fmt: skip
         raise typer.Exit(run(job))
     name, text = _model_and_prompt(model, prompt)
@@ -199,12 +202,13 @@ def generate(
     shown = None
     if given_tools is not None:
         given, shown = with_tools(loaded, given, given_tools, None if as_json else sys.stdout.write)
-    cache = _saved_cache(prompt_cache, loaded)
+    cache = _saved_cache(prompt_cache, loaded, kv_storage)
     result = Result(
         stream(
             loaded, given, max_tokens, chosen, cache=cache, stop=stop or (), include_stop=include_stop,
             deadline=deadline, logprobs=logprobs, draft=load_draft(draft, device, dtype), draft_tokens=draft_tokens,
             structure=structure, show_special_tokens=shown is not None,
+            storage=kv_storage,
         ),
         shown,
     )  # fmt: skip
@@ -315,7 +319,7 @@ def default_model() -> Path:
     return embedded.default()
 
 
-def _saved_cache(file: Path | None, model: Model) -> Cache | None:
+def _saved_cache(file: Path | None, model: Model, storage: str) -> Cache | None:
     """The cache in ``file``, an empty one where there is no such file. Raises LoadError where it does not fit."""
     if file is None:
         return None
@@ -323,7 +327,7 @@ def _saved_cache(file: Path | None, model: Model) -> Cache | None:
     from exactkv.generation.reuse import CHECKPOINTS
 
     if not file.exists():
-        return model.new_cache(checkpoints=CHECKPOINTS)
+        return model.new_cache(storage=storage, checkpoints=CHECKPOINTS)
     advice = f"delete {file}, or name another file with --prompt-cache"
     try:
         cache = load_cache(file, model)
@@ -332,6 +336,10 @@ def _saved_cache(file: Path | None, model: Model) -> Cache | None:
     if cache.batch_size != 1 or cache.max_length != model.spec.max_length:
         what = f"{cache.batch_size} rows of at most {cache.max_length} tokens"
         raise LoadError(f"{file} holds {what}; expected one row of at most {model.spec.max_length}: {advice}")
+    if cache.storage != model.new_cache(0, storage).storage:
+        raise LoadError(
+            f"{file} holds {cache.storage.name} rows, --kv-storage is {storage}: name the same, or {advice}"
+        )
     return cache
 
 
@@ -390,4 +398,5 @@ def _as_json(model: Model, result: Result, stats: Stats, load_seconds: float) ->
             "generated_tokens_per_second": stats.decode_rate,
         },
         "cache_bytes": stats.cache_bytes,
+        "kv_storage": result.generation.cache.storage.name,
     }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from exactkv.cli.options import KVStorage
 from exactkv.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ def models(
     supported: Annotated[
         bool, typer.Option("--supported", help="Only the supported families: patterns, cache bytes a token and bound.")
     ] = False,
+    kv_storage: KVStorage = "dense",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """List the models found on this machine, and the supported architectures.
@@ -26,7 +28,7 @@ def models(
     Found are the embedded models (packages that hold one) and the Hugging Face cache.
     """
     if supported:
-        _show_shapes(as_json)
+        _show_shapes(as_json, kv_storage)
         return
     found = inventory()
     if as_json:
@@ -117,16 +119,16 @@ def _supported(families: list[dict[str, Any]]) -> Table:
     return table
 
 
-def shapes() -> list[dict[str, Any]]:
+def shapes(storage: str = "dense") -> list[dict[str, Any]]:
     """What ``--supported --json`` prints: for each family its architectures and, of real models of it, the layers'
-    patterns and the bytes of one row's cache in bfloat16."""
+    patterns and the bytes of one row's cache, bfloat16 kept as ``storage``."""
     from exactkv.models.families import FAMILIES, find_family
     from exactkv.models.footprint import footprint
     from exactkv.models.shapes import shape_config, shape_names, shape_spec
 
     models: dict[str, list[dict[str, Any]]] = {family.name: [] for family in FAMILIES}
     for name in shape_names():
-        found = footprint(shape_spec(name))
+        found = footprint(shape_spec(name), storage=storage)
         models[find_family(shape_config(name)).name].append(
             {
                 "model": name,
@@ -145,8 +147,8 @@ def shapes() -> list[dict[str, Any]]:
     ]
 
 
-def _show_shapes(as_json: bool) -> None:
-    found = shapes()
+def _show_shapes(as_json: bool, storage: str) -> None:
+    found = shapes(storage)
     if as_json:
         print_json(found, indent=2)
         return
@@ -155,7 +157,8 @@ def _show_shapes(as_json: bool) -> None:
     from exactkv.cache.report import human_bytes
 
     console = Console()
-    title = "Supported families, with a row's cache in bfloat16"
+    kept = "bfloat16" if storage == "dense" else storage
+    title = f"Supported families, with a row's cache in {kept}"
     table = _table(title, "family", "for example", "layers", "a token", "bounded")
     lines = [title]
     for family in found:

@@ -46,6 +46,7 @@ class Job:
     max_bytes: int | None
     draft: str
     draft_tokens: int
+    kv_storage: str
 
 
 def run(job: Job) -> int:
@@ -57,7 +58,7 @@ def run(job: Job) -> int:
             draft = load_draft(job.draft, job.device, job.dtype)
             make_draft(draft, model, GREEDY)  # what is wrong with the options is told before anything is done
             make_text(model, [0], sampling=job.sampling, **job.defaults)
-            Engine(model, job.max_rows, job.step_tokens, job.max_bytes)
+            Engine(model, job.max_rows, job.step_tokens, job.max_bytes, storage=job.kv_storage)
             has_template = model.tokenizer is not None and model.tokenizer.chat_template is not None
             if not has_template and (job.chat or job.system is not None):
                 raise InputError("this model has no chat template; leave out --chat and --system")
@@ -72,7 +73,7 @@ def run(job: Job) -> int:
         try:
             found = generate_each(
                 model, work.requests(), max_rows=job.max_rows, step_tokens=job.step_tokens, max_bytes=job.max_bytes,
-                draft=draft, draft_tokens=job.draft_tokens,
+                draft=draft, draft_tokens=job.draft_tokens, storage=job.kv_storage,
             )  # fmt: skip
             for result in found:
                 work.take(result)

@@ -77,6 +77,14 @@ MaxBytes = Annotated[
         metavar="SIZE", show_default=False, help="With --file: the most that caches may take, such as 2GB or 512MiB."
     ),
 ]
+KVStorage = Annotated[
+    str,
+    typer.Option(
+        metavar="dense|int8|int4",
+        help="How caches keep keys and values: in the model's dtype, or quantized in groups of 32 numbers (of N: "
+        "int8:N, int4:N), in less memory and with some loss.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exactkv.cli.options import MODEL_FORMS, Device, Dtype
+from exactkv.cli.options import MODEL_FORMS, Device, Dtype, KVStorage
 from exactkv.cli.output import print_json
 from exactkv.errors import InputError
 
@@ -50,6 +50,7 @@ def perplexity(
     ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    kv_storage: KVStorage = "dense",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Measure how well a model foretells a text, in strided windows.
@@ -69,12 +70,13 @@ def perplexity(
     if len(ids) < 2:
         raise InputError(f"{_named(file)} has one token; expected at least two, one to foretell another")
     with _progress() as tell:
-        found = measure(loaded, ids, window, stride, tell)
+        found = measure(loaded, ids, window, stride, tell, kv_storage)
     if as_json:
         about = {
             "model": loaded.name,
             "dtype": str(loaded.dtype).removeprefix("torch."),
             "device": str(loaded.device),
+            "kv_storage": kv_storage,
             "tokens": len(ids),
         }
         print_json(about | _as_json(found, num_bytes))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from exactkv.cache.store import PromptStore
 
 
-ENGINE = ("max_rows", "step_tokens", "max_bytes", "draft", "draft_tokens", "store")
+ENGINE = ("max_rows", "step_tokens", "max_bytes", "draft", "draft_tokens", "store", "storage")
 """Options of all texts together."""
 
 
@@ -75,6 +75,7 @@ def generate_each(
     draft_tokens: int = 12,
     store: PromptStore | None = None,
     structure: Structure | Sequence[Structure | None] | None = None,
+    storage: str = "dense",
     **settings: Any,
 ) -> Iterator[Completion]:
     """The results of ``prompts`` as they come, in the order in which they end. Prompts are taken when there is room for
@@ -85,7 +86,7 @@ def generate_each(
     or a list of one each. ``draft``: "lookup" or a model. The others: see
     `Engine`. What is wrong with one prompt is in its result's ``error``, and the others go on.
     """
-    engine = _engine(model, max_rows, step_tokens, max_bytes, draft, draft_tokens, store)
+    engine = _engine(model, max_rows, step_tokens, max_bytes, draft, draft_tokens, store, storage)
     coming = enumerate(_listed(prompts))
     places: dict[int, int] = {}
     more = True
@@ -110,12 +111,13 @@ def generate_each(
 def _engine(
     model: Model, max_rows: int = 32, step_tokens: int = PREFILL_WIDTH, max_bytes: int | None = None,
     draft: Draft | Model | str | None = None, draft_tokens: int = 12, store: PromptStore | None = None,
+    storage: str = "dense",
 ) -> Engine:  # fmt: skip
     if draft is not None and not isinstance(draft, Model | str):
         raise InputError(f"draft is {draft!r}; expected 'lookup' or a model: each text gets a draft of its own")
     require(is_int(draft_tokens) and draft_tokens >= 1, "draft_tokens", draft_tokens, "an integer >= 1")
     checked = 0 if draft in (None, "none") else draft_tokens
-    return Engine(model, max_rows, step_tokens, max_bytes, checked, store)
+    return Engine(model, max_rows, step_tokens, max_bytes, checked, store, storage)
 
 
 def _structure(given: Any, place: int) -> Any:

@@ -70,6 +70,7 @@ class Conversation:
 
     ``messages``: {"role", "content"}, the system's first if there is one; every question has an answer, empty where it
     was stopped before its first word. ``cache``: one row; what it holds never changes an answer, only its cost.
+    ``storage``: how it keeps keys and values, as for `Model.new_cache`.
     ``checkpoints``: which states of windowed and recurrent layers it keeps to go back to, beside those at the ends of
     messages. ``store``: where long texts are looked up and what was computed is kept. ``refused``: after ``load``, why
     the saved cache could not be used, else None. ``structure``: what answers must look like; ``tools``: JSON schemas of
@@ -87,6 +88,7 @@ class Conversation:
         store: PromptStore | None = None,
         structure: Structure | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        storage: str = "dense",
     ):
         if model.tokenizer is None or model.tokenizer.chat_template is None:
             raise InputError(
@@ -96,7 +98,7 @@ class Conversation:
         self.model, self.sampling, self.max_tokens = model, sampling, max_tokens
         self.messages: list[Message] = []
         self.store, self.structure, self.tools = store, structure, tools
-        self.cache = model.new_cache(checkpoints=checkpoints)
+        self.cache = model.new_cache(storage=storage, checkpoints=checkpoints)
         self.refused: str | None = None
         self._again = 0
         self.system = system
@@ -146,14 +148,18 @@ class Conversation:
             "model": self.model.name,
             "sampling": asdict(self.sampling),
             "max_tokens": self.max_tokens,
+            "storage": self.cache.storage.name,
             "messages": self.messages,
         }
         saved.write(Path(directory), content, self.cache)
 
     @classmethod
-    def load(cls, directory: str | Path, model: Model, store: PromptStore | None = None) -> Conversation:
-        """A saved conversation. A cache that does not fit ``model`` is left aside, ``refused`` says why, and the first
-        turn feeds the messages anew. Raises LoadError where the messages cannot be read."""
+    def load(
+        cls, directory: str | Path, model: Model, store: PromptStore | None = None, storage: str | None = None
+    ) -> Conversation:
+        """A saved conversation. A cache that does not fit ``model``, or is not of the ``storage`` that is asked for
+        (default: as saved), is left aside, ``refused`` says why, and the first turn feeds the messages anew. Raises
+        LoadError where the messages cannot be read."""
         content = saved.read(Path(directory))
         try:
             messages = [{"role": str(m["role"]), "content": str(m["content"])} for m in content["messages"]]
@@ -163,10 +169,13 @@ class Conversation:
                 raise InputError(f"the role {wrong[0]!r}")
         except (KeyError, TypeError, ValueError, OverflowError, InputError) as error:
             raise LoadError(f"{directory} holds no conversation as exactkv saves it: {error!r}") from error
-        made = cls(model, None, sampling, max_tokens, store=store)
+        wanted = content.get("storage", "dense") if storage is None else storage
+        made = cls(model, None, sampling, max_tokens, store=store, storage=wanted)
         made.messages = messages
         cache, made.refused = saved.read_cache(Path(directory), content, model)
-        if cache is not None:
+        if cache is not None and cache.storage != made.cache.storage:
+            made.refused = f"its storage is {cache.storage.name}, not {made.cache.storage.name}"
+        elif cache is not None:
             made.cache = cache
         return made
 
@@ -194,9 +203,10 @@ class Conversation:
         """Take the store's cache, where it saves more than copying it costs."""
         if self.store is None:
             return
+        options: dict[str, Any] = {"storage": self.cache.storage.name, "checkpoints": self.cache.checkpoint_policy}
         stands = self.cache.standing(min(common_prefix(self.cache.tokens(0), tokens), len(tokens) - 1))[0]
         if len(tokens) - stands > WORTH_A_LOOKUP:
-            found = self.store.lookup(self.model, tokens, checkpoints=self.cache.checkpoint_policy)
+            found = self.store.lookup(self.model, tokens, **options)
             if found.cached > stands:
                 self.cache = found.cache
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -42,6 +42,7 @@ class Engine:
     that one forward pass is given. ``max_bytes``: the most bytes that the caches of requests hold, those of draft
     models too; None for no limit. ``draft_tokens``: the most guesses of a request that are checked in one pass; 0: no
     request may have a draft. ``store``: a prompt store, where prompts are looked up and what was computed is kept.
+    ``storage``: how caches keep keys and values, as for `Model.new_cache`; those of draft models are dense.
     Raises InputError where a value does not fit.
     """
 
@@ -53,6 +54,7 @@ class Engine:
         max_bytes: int | None = None,
         draft_tokens: int = 0,
         store: PromptStore | None = None,
+        storage: str = "dense",
     ):
         require(isinstance(model, Model), "model", model, "one made by exactkv.load")
         require(is_int(max_rows) and max_rows >= 1, "max_rows", max_rows, "an integer >= 1")
@@ -62,13 +64,13 @@ class Engine:
                 "a number of bytes, or None")  # fmt: skip
         require(is_int(draft_tokens) and draft_tokens >= 0, "draft_tokens", draft_tokens, "an integer >= 0")
         self.model, self.max_rows, self.step_tokens, self.max_bytes = model, max_rows, step_tokens, max_bytes
-        self.draft_tokens, self.store = draft_tokens, store
+        self.draft_tokens, self.store, self.storage = draft_tokens, store, storage
         self.preemptions = 0
         self._added = 0
         self._waiting: deque[Request] = deque()
         self._prefilling: list[Request] = []
         self._running: list[Request] = []
-        self._cache = model.new_cache(0, slack=draft_tokens)
+        self._cache = model.new_cache(0, storage, slack=draft_tokens)
         self._to_tell: dict[Request, None] = {}  # in order; what there is to tell is the text's
         self._told = False  # whether the last step returned, with all of it
 
@@ -208,9 +210,10 @@ class Engine:
 
     def _cache_for(self, request: Request) -> Cache:
         """What the store holds of its text, or a new one."""
-        cache = self.model.new_cache(slack=self.draft_tokens)
+        options: dict[str, Any] = {"storage": self.storage, "slack": self.draft_tokens}
+        cache = self.model.new_cache(**options)
         if self.store is not None and not request.text.unscored:  # scores take all of the prompt's logits
-            found = self.store.lookup(self.model, request.text.ids, salt=request.salt, slack=self.draft_tokens)
+            found = self.store.lookup(self.model, request.text.ids, salt=request.salt, **options)
             cache = found.cache
         if self.store is not None:
             cache.checkpoint_policy = CheckpointPolicy(max_bytes=self._checkpoint_bytes)

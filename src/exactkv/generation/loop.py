@@ -254,6 +254,7 @@ def stream(
     draft_tokens: int = 12,
     structure: Structure | None = None,
     show_special_tokens: bool = False,
+    storage: str | None = None,
 ) -> Generation:
     """Generate after ``prompt``: an iterator of pieces, with ``.text``, ``.tokens``, ``.stats`` and ``.cache``.
 
@@ -268,7 +269,8 @@ def stream(
     the text itself, a model of the same vocabulary by generating, a `Draft` its own way; at most ``draft_tokens`` are
     checked in one pass. Guesses change how fast a text comes, not the text. ``structure``: what the text must look like
     (`Structure`); where nothing can follow it ends. ``show_special_tokens``: pieces tell special tokens too, as parsers
-    of tool calls need it. Work is done as the iterator is advanced.
+    of tool calls need it. ``storage``: how a new cache keeps keys and values, as for `Model.new_cache` (default:
+    dense); a given cache has its own, and a draft model's is dense. Work is done as the iterator is advanced.
     Raises InputError, here, where an argument does not fit.
     """
     if cache is not None and not isinstance(cache, Cache):
@@ -281,12 +283,12 @@ def stream(
     require(is_int(draft_tokens) and draft_tokens >= 1, "draft_tokens", draft_tokens, "an integer >= 1")
     made = make_draft(draft, model, text.sampling)
     if cache is None:
-        cache = model.new_cache()
+        cache = model.new_cache(storage="dense" if storage is None else storage)
     elif cache.batch_size != 1:
         raise InputError(
             f"the cache has {cache.batch_size} rows; stream generates one text: give it cache.select([row])"
         )
-    model._check_cache(cache, 1, None)  # before anything is rewound
+    model._check_cache(cache, 1, storage=storage)  # before anything is rewound
     marks, count = listed("checkpoints", checkpoints), len(text.prompt)
     if not all(is_int(m) and 0 <= m <= count for m in marks):
         raise InputError(f"checkpoints are {marks!r}; expected positions from 0 to the prompt's length {count}")

@@ -68,6 +68,7 @@ def perplexity(
     window: int | None = None,
     stride: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    storage: str = "dense",
 ) -> Perplexity:
     """How well ``model`` foretells ``tokens``, each from those before it.
 
@@ -76,6 +77,7 @@ def perplexity(
     reaches the text's end. A window scores what those before it have not, so each token but the text's first is scored
     once: in the first window with all that is before it, later with at least window - stride tokens and at most
     window - 1. (The strided recipe of Hugging Face's "Perplexity of fixed-length models".)
+    ``storage``: of the cache, as for `Model.new_cache`.
     ``progress``: called with the tokens scored so far, and in all.
     Raises InputError where an argument does not fit, or where the model's logits are not finite.
     """
@@ -94,7 +96,7 @@ def perplexity(
     scored, fed, begin, total = 1, 0, 0, len(ids) - 1
     while scored < len(ids):
         end = min(begin + window, len(ids))
-        for piece in _window_losses(model, ids[begin:end], scored - begin):
+        for piece in _window_losses(model, ids[begin:end], scored - begin, storage):
             losses.append(piece)
             scored += len(piece)
             if progress is not None:
@@ -112,9 +114,9 @@ def perplexity(
     return Perplexity(total, float(each.sum()), deviation, window, stride, fed, time.perf_counter() - started)
 
 
-def _window_losses(model: Model, ids: list[int], first: int) -> Iterator[Tensor]:
+def _window_losses(model: Model, ids: list[int], first: int, storage: str) -> Iterator[Tensor]:
     """-log p of ``ids[first:]``, each after those before it: pieces of float64 on the host, in order."""
-    cache = model.new_cache()
+    cache = model.new_cache(storage=storage)
     for begin in range(0, first - 1, PREFILL_WIDTH):
         model([ids[begin : min(begin + PREFILL_WIDTH, first - 1)]], cache=cache, logits="none")
     width = max(1, min(PREFILL_WIDTH, LOGITS_AT_ONCE // model.spec.vocab_size))

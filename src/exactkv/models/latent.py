@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from exactkv.cache import KVView
+from exactkv.cache import KVSegment, KVView
 from exactkv.models.blocks import in_blocks
 from exactkv.models.call import Call, last_of_rows
 from exactkv.models.norm import RMSNorm, make_norm
@@ -66,10 +66,15 @@ class LatentAttention:
 
 def as_keys_and_values(view: KVView, kv_rank: int) -> KVView:
     """A view of latents as one of keys, the latents with their rotated keys, and values, the latents."""
-    rows = []
-    for row in view.rows:
-        segments = (
-            s._replace(parts={"k": s.parts["latent"], "v": s.parts["latent"][..., :kv_rank]}) for s in row.segments
-        )
-        rows.append(row._replace(segments=tuple(segments)))
+
+    def split(segment: KVSegment) -> KVSegment:
+        as_stored = segment.reader
+
+        def read(parts: Mapping[str, Tensor], part: str) -> Tensor:
+            latent = parts["latent"] if as_stored is None else as_stored(parts, "latent")
+            return latent if part == "k" else latent[..., :kv_rank]
+
+        return segment._replace(reader=read)
+
+    rows = (row._replace(segments=tuple(map(split, row.segments))) for row in view.rows)
     return view._replace(rows=tuple(rows))

@@ -91,6 +91,8 @@ class Model:
     ) -> Cache:
         """An empty cache of ``batch_size`` rows.
 
+        ``storage``: how keys and values are kept: "dense", in the model's dtype; "int8" or "int4", quantized in groups
+        of 32 numbers, or of so many as "int4:64" says. Recurrent states are dense always.
         ``slack``: rows that windowed and chunked layers keep beyond what they need, and states that recurrent layers
         keep of earlier positions, so that slack + 1 tokens can be rewound. ``max_length``: the most tokens a row may
         have (default: the model's maximum); given, memory for them is reserved at once. Rope that depends on the
@@ -112,20 +114,21 @@ class Model:
         lengths: Sequence[int] | None = None,
         logits: str = "all",
         max_length: int | None = None,
+        storage: str | None = None,
     ) -> Tensor | None:
         """One forward pass: full without a cache; with one, ``tokens`` are fed after what it holds.
 
         ``tokens`` [B, T] integers; ``lengths``: how many of each row's are valid, the rest is padding on the
         right (default: all). Returns logits: "all" [B, T, V], "last" [B, V] (of each row's valid positions), or
-        None for "none"; what stands at padded positions is NaN. ``max_length``: without a cache, as for `new_cache`;
-        with one, that cache's.
+        None for "none"; what stands at padded positions is NaN. ``max_length``, ``storage``: without a cache, as
+        for `new_cache`, so that keys and values are read as such a cache keeps them; with one, that cache's.
         Raises InputError where tokens, lengths or cache do not fit; the cache is then as it was. So it is
         after any other exception: it is committed when all layers are done.
         """
         ids = as_tokens(tokens)
         batch, width = ids.shape
         if cache is not None:
-            self._check_cache(cache, batch, max_length)
+            self._check_cache(cache, batch, max_length, storage)
         limit = self._within_limit(max_length)
         counts = check_lengths(lengths, batch, width)
         ids = self._check_ids(ids, counts)
@@ -137,7 +140,8 @@ class Model:
                 whose = "this model takes" if max_length is None else "max_length is"
                 raise InputError(f"{max(counts)} tokens were given; {whose} at most {limit} a row")
             spec = self._cache_spec(limit)
-            step = uncached_step(spec, make_storage("dense", self.dtype, self.device, False), width, counts)
+            kept = make_storage("dense" if storage is None else storage, self.dtype, self.device, False)
+            step = uncached_step(spec, kept, width, counts)
             return self.decoder(ids.to(self.device), step, spec, logits, limit)
         fed = [row[:n] for row, n in zip(ids.tolist(), counts, strict=True)]
         step = cache.begin(width, counts, fed)
@@ -168,7 +172,7 @@ class Model:
             raise InputError(f"max_length is {max_length!r}; expected an integer from 1 to {most}: the model's limit")
         return max_length
 
-    def _check_cache(self, cache: Cache, batch: int, max_length: int | None) -> None:
+    def _check_cache(self, cache: Cache, batch: int, max_length: int | None = None, storage: str | None = None) -> None:
         if not isinstance(cache, Cache):
             raise InputError(f"cache is a {type(cache).__name__}; expected one made by model.new_cache()")
         for what, mine, its in (
@@ -179,6 +183,8 @@ class Model:
                 raise InputError(f"the cache's {what} is {its}, the model's is {mine}; make one with model.new_cache()")
         if max_length not in (None, cache.max_length):
             raise InputError(f"max_length is {max_length!r}, the cache's is {cache.max_length}; leave it None")
+        if storage is not None and make_storage(storage, self.dtype, self.device, False).name != cache.storage.name:
+            raise InputError(f"storage is {storage!r}, the cache's is {cache.storage.name!r}; leave it None")
         spec = self._cache_spec(min(cache.max_length or self.spec.max_length, self.spec.max_length))
         if cache.spec is not spec and cache.spec.identity != spec.identity:
             raise InputError("the cache is another model's; make one with model.new_cache()")

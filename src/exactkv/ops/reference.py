@@ -17,7 +17,7 @@ def attend(
 ) -> Tensor:
     """Attention as a masked softmax: softmax(scale · q kᵀ) v over the visible keys (arXiv 1706.03762, eq. 1).
 
-    ``q`` [B, Hq, T, D]; the view's parts are "k" [H, n, D] and "v" [H, n, Dv], Hq a multiple of H (query head h
+    ``q`` [B, Hq, T, D]; the view's segments read as "k" [H, n, D] and "v" [H, n, Dv], Hq a multiple of H (query head h
     reads key head h // (Hq / H)). ``softcap`` c replaces a score s by c · tanh(s / c) (Gemma 2).
     ``sink_logits`` [Hq]: one more score a head that takes part in the softmax and has no value (GPT-OSS).
     Returns [B, Hq, T, Dv] in q's dtype; padded positions are 0. A row that no query of the call sees is
@@ -52,9 +52,8 @@ def dense(row: RowView, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if not row.segments:
         none = like.new_zeros((like.shape[1], 0, like.shape[3]))
         return none, none, torch.zeros(0, dtype=torch.int64)
-    keys = torch.cat([s.parts["k"] for s in row.segments], dim=1)
-    values = torch.cat([s.parts["v"] for s in row.segments], dim=1)
-    positions = [torch.arange(s.position, s.position + s.parts["k"].shape[1]) for s in row.segments]
+    keys, values = (torch.cat([s.read(part) for s in row.segments], dim=1) for part in ("k", "v"))
+    positions = [torch.arange(s.position, s.position + s.rows) for s in row.segments]
     return keys, values, torch.cat(positions)
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exactkv.cache import AttentionPattern, KVView, RowView, visible
+from exactkv.cache import AttentionPattern, KVSegment, KVView, RowView, visible
 from exactkv.ops import reference
 from exactkv.ops.linear import linear
 
 QUERY_BLOCK = 256
 """Queries that share one mask where a mask is needed: bounds the mask's size and the work on unseen keys."""
+READ_BLOCK = 1024
+"""Quantized rows that are made dense at once for a single query."""
 
 
 def attend(
@@ -50,18 +52,28 @@ def attend(
 
 def _attend_one(q: Tensor, row: RowView, scale: float, softcap: float | None, sinks: Tensor | None) -> Tensor:
     """One query [1, Hq, 1, D], which sees every key of the view. A group's query heads act as queries of one head."""
-    heads = row.segments[0].parts["k"].shape[0]
-    grouped = q.reshape(1, heads, -1, q.shape[3])
-    if len(row.segments) == 1 and softcap is None and sinks is None:
-        parts = row.segments[0].parts
-        out = F.scaled_dot_product_attention(grouped, parts["k"][None], parts["v"][None], scale=scale)
+    grouped = q.reshape(1, row.segments[0].heads, -1, q.shape[3])
+    segments = _in_blocks(row.segments)
+    if len(segments) == 1 and softcap is None and sinks is None:
+        k, v = (segments[0].read(part)[None] for part in ("k", "v"))
+        out = F.scaled_dot_product_attention(grouped, k, v, scale=scale)
         return out.reshape(1, q.shape[1], 1, -1)
     dtype = torch.promote_types(q.dtype, torch.float32)
-    scores = [grouped.to(dtype) @ s.parts["k"][None].to(dtype).transpose(2, 3) for s in row.segments]
+    scores = [grouped.to(dtype) @ s.read("k")[None].to(dtype).transpose(2, 3) for s in segments]
     sizes = [s.shape[3] for s in scores]
     weights = _softmax(scale * torch.cat(scores, dim=3), softcap, sinks).split(sizes, dim=3)
-    parts_out = [w @ s.parts["v"][None].to(dtype) for w, s in zip(weights, row.segments, strict=True)]
+    parts_out = [w @ s.read("v")[None].to(dtype) for w, s in zip(weights, segments, strict=True)]
     return torch.stack(parts_out).sum(0).to(q.dtype).reshape(1, q.shape[1], 1, -1)
+
+
+def _in_blocks(segments: Sequence[KVSegment]) -> list[KVSegment]:
+    """The same rows, where reading copies them in segments of at most READ_BLOCK: copies then stay in the processor's
+    cache, and there is never one of all rows."""
+    cut = []
+    for s in segments:
+        size = READ_BLOCK if s.copies else s.rows
+        cut += [s.narrow(low, min(low + size, s.rows)) for low in range(0, s.rows, size)]
+    return cut
 
 
 def _softmax(scores: Tensor, softcap: float | None, sinks: Tensor | None, hidden: Tensor | None = None) -> Tensor:
@@ -81,8 +93,8 @@ def _softmax(scores: Tensor, softcap: float | None, sinks: Tensor | None, hidden
 def _keys_and_values(row: RowView) -> tuple[Tensor, Tensor]:
     """All of a row's keys and values; their positions are contiguous."""
     if len(row.segments) == 1:
-        return row.segments[0].parts["k"], row.segments[0].parts["v"]
-    keys, values = (torch.cat([s.parts[name] for s in row.segments], dim=1) for name in ("k", "v"))
+        return row.segments[0].read("k"), row.segments[0].read("v")
+    keys, values = (torch.cat([s.read(part) for s in row.segments], dim=1) for part in ("k", "v"))
     return keys, values
 
 

@@ -102,12 +102,12 @@ class Judge:
         return None
 
     def lossy_pass(self, kind: str, tokens: Tokens) -> Array:
-        """Logits of one feed of all ``tokens`` through a new cache of a kind that stores with loss."""
+        """Logits of one pass over ``tokens`` with rows as a kind of cache that stores with loss has them."""
         tokens = tuple(tokens)
         for (known_kind, known), logits in self._lossy.items():
             if known_kind == kind and known[: len(tokens)] == tokens:
                 return logits[: len(tokens)]
-        made = self._lossy[kind, tokens] = self.target.feed(self.target.new_cache(kind), list(tokens))
+        made = self._lossy[kind, tokens] = self.target.quantized(kind, tokens)
         return made
 
     def expected(self, kind: str | None, tokens: Tokens) -> Array:
@@ -127,19 +127,27 @@ class Judge:
             found = np.abs(logits - whole).max(axis=-1)
         return np.where(np.isfinite(logits).all(axis=-1), found, np.inf)
 
-    def near_tie(self, tokens: Tokens, position: int, difference: float) -> bool:
+    def near_tie(self, tokens: Tokens, position: int, difference: float, kind: str | None = None) -> bool:
         """Whether the one pass over ``tokens`` itself jumps at ``position`` by as much when it is disturbed by
-        rounding: then the row stands at a tie, and proves nothing."""
+        rounding: then the row stands at a tie, and proves nothing. (Of a router; or, where ``kind`` stores with loss,
+        between two codes.)"""
         key = list(tokens)[: position + 1]
         try:
-            calm = self.one_pass(key)[position]
+            calm = self.expected(kind, key)[position]
             for trial in range(12):
-                shaken = self.target.jittered([key], self._shake(trial), self.seed + trial)[0]
+                shaken = self._shaken(kind, key, trial)
                 if np.abs(shaken[position] - calm).max() > (0.5 if self._coarse else 0.2) * difference:
                     return True
         except NotSupported:
             pass
         return False
+
+    def _shaken(self, kind: str | None, tokens: Tokens, trial: int) -> Array:
+        scale, seed = self._shake(trial), self.seed + trial
+        if kind is not None and kind in self.target.quantized_caches:
+            return self.target.quantized(kind, tokens, scale, seed)
+        shaken: Array = self.target.jittered([tokens], scale, seed)[0]
+        return shaken
 
     def _shake(self, trial: int) -> float:
         """By how much embeddings are disturbed to see whether a row jumps."""

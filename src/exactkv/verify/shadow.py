@@ -104,7 +104,7 @@ class Shadow:
         for i, difference in enumerate(differences.tolist()):
             position = start + i
             if difference > self.judge.tolerance and not self.result.wrong:
-                if self.doubt and self.judge.near_tie(tokens, position, difference):
+                if self.doubt and self.judge.near_tie(tokens, position, difference, self.kind):
                     self.result.tied += 1
                     break  # what comes after a tie may follow from it
                 self.result.wrong = True

@@ -109,7 +109,7 @@ class Target:
     caches: tuple[str, ...] = ("default",)
     """The kinds of cache that `new_cache` makes and that claim to be exact. The first is the usual one."""
     quantized_caches: tuple[str, ...] = ()
-    """Kinds that store rows with loss: compared with one pass through the same kind of cache."""
+    """Kinds that store rows with loss: compared with one pass that reads them as stored (`quantized`)."""
     unbounded_caches: tuple[str, ...] = ()
     """Kinds that keep every row on purpose, also those that no window reaches any more."""
     generators: tuple[Generator, ...] = ()
@@ -143,6 +143,13 @@ class Target:
     def jittered(self, rows: Sequence[Tokens], scale: float, seed: int) -> Array:
         """`forward` with each element of the embedded tokens multiplied by 1 + scale * u, u uniform in [-1, 1]."""
         raise NotSupported("disturbing the embedding")
+
+    def quantized(self, kind: str, tokens: Tokens, scale: float = 0.0, seed: int = 0) -> Array:
+        """One pass that reads rows as one of ``quantized_caches`` stores them: logits [T, V]. By default a feed through
+        a new cache. ``scale`` other than 0: with embeddings disturbed as in `jittered`."""
+        if scale:
+            raise NotSupported("disturbing the embedding of a quantized pass")
+        return self.feed(self.new_cache(kind), list(tokens))
 
     def reseeded(self, seed: int) -> Target:
         """The same model with other random weights. NotSupported where weights are real."""

@@ -10,7 +10,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from exactkv.cache.cache import Cache
 from exactkv.cache.checks import is_int, listed, require
-from exactkv.cache.storage import STORAGES
 from exactkv.cache.store.tree import Namespace, ids
 from exactkv.errors import InputError
 
@@ -35,10 +34,9 @@ def made(model: Maker, rows: int, options: Mapping[str, Any]) -> Cache:
 
 def namespace_of(cache: Cache, salt: str) -> Namespace:
     require(isinstance(salt, str), "salt", type(salt).__name__, "a text")
-    storage = next(name for name, kind in STORAGES.items() if type(cache.storage) is kind)
     dtype = str(cache.storage.dtype).removeprefix("torch.")
     hidden = hashlib.sha256(b"exactkv salt " + salt.encode("utf-8", "surrogatepass")).hexdigest() if salt else ""
-    return Namespace(cache.spec.identity, storage, dtype, str(cache.storage.device), hidden)
+    return Namespace(cache.spec.identity, cache.storage.name, dtype, str(cache.storage.device), hidden)
 
 
 def ids_of(tokens: Sequence[int]) -> array[int]:

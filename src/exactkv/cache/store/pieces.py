@@ -17,7 +17,7 @@ from exactkv.cache.layer import Zone
 from exactkv.cache.recurrent import State
 from exactkv.cache.row import CacheSpec, Owner, Row
 from exactkv.cache.run import Memory, Run, Segment, copy_rows
-from exactkv.cache.storage import DenseStorage, PartShapes
+from exactkv.cache.storage import PartShapes, Storage
 from exactkv.cache.store.files import Broken
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Rows = tuple[Segment | None, ...]
 """For each zone of a model, the rows of a piece; None where it has none."""
-_NOWHERE = Memory(DenseStorage(torch.float32, torch.device("cpu")), (), 0)
+_NOWHERE = Memory(Storage(torch.float32, torch.device("cpu")), (), 0)
 
 
 def free_standing(spec: CacheSpec, position: int) -> int:
@@ -45,21 +45,21 @@ def free_standing(spec: CacheSpec, position: int) -> int:
 # Bytes, before anything is allocated.
 
 
-def _memory_nbytes(storage: DenseStorage, layers: Sequence[PartShapes], rows: int) -> int:
+def _memory_nbytes(storage: Storage, layers: Sequence[PartShapes], rows: int) -> int:
     return Memory(_meta(storage), layers, rows).nbytes if rows > 0 and layers else 0
 
 
-def _meta(storage: DenseStorage) -> DenseStorage:
+def _meta(storage: Storage) -> Storage:
     return replace(storage, device=torch.device("meta"), poison=False)
 
 
-def rows_nbytes(spec: CacheSpec, storage: DenseStorage, low: int, high: int) -> int:
+def rows_nbytes(spec: CacheSpec, storage: Storage, low: int, high: int) -> int:
     """Bytes of the unbounded zones' rows for the positions [low, high)."""
     spans = ((z.layers, z.clip(high) - z.clip(low)) for z in spec.zones if not bounded(z))
     return sum(_memory_nbytes(storage, *span) for span in spans)
 
 
-def checkpoint_nbytes(spec: CacheSpec, storage: DenseStorage, position: int) -> int:
+def checkpoint_nbytes(spec: CacheSpec, storage: Storage, position: int) -> int:
     """Bytes of a checkpoint at ``position`` that shares nothing, states included."""
     spans = ((z.layers, z.clip(position) - z.needed_from(position)) for z in spec.zones if bounded(z))
     states = (part.dtype(storage).itemsize * prod(part.shape) for r in spec.recurrent for part in r.parts.values())
@@ -79,7 +79,7 @@ def objects(rows: Iterable[Segment | None], filed: Checkpoint | None = None) -> 
 # From a row.
 
 
-def cut(spec: CacheSpec, storage: DenseStorage, runs: Sequence[Run], low: int, high: int) -> Rows:
+def cut(spec: CacheSpec, storage: Storage, runs: Sequence[Run], low: int, high: int) -> Rows:
     """The unbounded zones' rows for the positions [low, high), copied into immutable memory of just their size."""
     made: list[Segment | None] = []
     for zone, run in zip(spec.zones, runs, strict=True):
@@ -138,7 +138,7 @@ def _views(z: int, zone: Zone, run: Run, low: int, high: int) -> dict[str, Tenso
 
 
 def rows_from(
-    spec: CacheSpec, storage: DenseStorage, tensors: Mapping[str, Tensor], start: int, stop: int, low: int, high: int
+    spec: CacheSpec, storage: Storage, tensors: Mapping[str, Tensor], start: int, stop: int, low: int, high: int
 ) -> Rows:
     """Of a piece [start, stop) that was written with ``rows_as_tensors``, the rows of [low, high). Raises Broken where
     the tensors are not those of such a piece."""
@@ -149,7 +149,7 @@ def rows_from(
     )  # fmt: skip
 
 
-def checkpoint_from(spec: CacheSpec, storage: DenseStorage, tensors: Mapping[str, Tensor], position: int) -> Checkpoint:
+def checkpoint_from(spec: CacheSpec, storage: Storage, tensors: Mapping[str, Tensor], position: int) -> Checkpoint:
     """The way back from ``checkpoint_as_tensors``. Raises Broken where the tensors are not those of such a one."""
     zones: list[tuple[Segment, ...] | None] = []
     for z, zone in enumerate(spec.zones):
@@ -166,7 +166,7 @@ def checkpoint_from(spec: CacheSpec, storage: DenseStorage, tensors: Mapping[str
 
 
 def _segment(
-    storage: DenseStorage, zone: Zone, z: int, tensors: Mapping[str, Tensor], held: tuple[int, int],
+    storage: Storage, zone: Zone, z: int, tensors: Mapping[str, Tensor], held: tuple[int, int],
     wanted: tuple[int, int],
 ) -> Segment | None:  # fmt: skip
     (start, stop), (low, high) = held, wanted

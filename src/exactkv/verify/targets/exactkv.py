@@ -17,7 +17,7 @@ from exactkv.cache.row import memories, state_tensors
 from exactkv.cache.store import PromptStore
 from exactkv.cache.store.memory import TOKEN_BYTES
 from exactkv.cache.store.pieces import tensor_bytes
-from exactkv.errors import LoadError
+from exactkv.errors import InputError, LoadError
 from exactkv.generation import stream
 from exactkv.models.config import Config
 from exactkv.models.load import load as load_model
@@ -93,6 +93,7 @@ class ExactKVTarget(Target):
         self.layers = tuple(_described(layer) for layer in model.spec.layers)
         self.small = sum(w.numel() for w in model.decoder.weights.values()) <= SMALL
         self.config = recipe["config"] if recipe else None
+        self.quantized_caches = tuple(name for name in ("int8", "int4") if _keeps(model, name))
 
     # Required.
 
@@ -100,7 +101,7 @@ class ExactKVTarget(Target):
         return _array(self.model([list(r) for r in rows]))
 
     def new_cache(self, kind: str | None = None, step: int | None = None, max_length: int | None = None) -> Cache:
-        make = partial(self.model.new_cache, max_length=max_length)
+        make = partial(self.model.new_cache, storage=kind or "dense", max_length=max_length)
         made = make() if step is None else make(step=step)
         if made.spec.identity != self.model.new_cache(0).spec.identity:
             raise NotSupported("a cache of another maximum: this model's rope follows it (dynamic NTK, long rope)")
@@ -123,12 +124,20 @@ class ExactKVTarget(Target):
         return _array(model([list(r) for r in rows]))
 
     def jittered(self, rows: Sequence[Tokens], scale: float, seed: int) -> Array:
+        return _array(self._jittered(scale, seed)([list(r) for r in rows]))
+
+    def quantized(self, kind: str, tokens: Tokens, scale: float = 0.0, seed: int = 0) -> Array:
+        model = self._jittered(scale, seed) if scale else self.model
+        logits: Array = _array(model([list(tokens)], storage=kind))[0]
+        return logits
+
+    def _jittered(self, scale: float, seed: int) -> Model:
         model = copy.copy(self.model)
         model.decoder = copy.copy(self.model.decoder)
         embedding = model.decoder.embedding
         noise = torch.rand(embedding.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
         model.decoder.embedding = (embedding * (1 + scale * (2 * noise - 1))).to(embedding.dtype)
-        return _array(model([list(r) for r in rows]))
+        return model
 
     def reseeded(self, seed: int) -> Target:
         if self._made is None:
@@ -180,7 +189,7 @@ class ExactKVTarget(Target):
         return length - cache.rewind(length - count)[0]
 
     def rewindable(self, kind: str | None, count: int) -> Cache:
-        return self.model.new_cache(slack=max(0, count - 1))
+        return self.model.new_cache(storage=kind or "dense", slack=max(0, count - 1))
 
     def fork(self, cache: Cache) -> Cache:
         return cache.fork(1)
@@ -212,7 +221,7 @@ class ExactKVTarget(Target):
     # Batches.
 
     def new_batch(self, rows: int, kind: str | None = None) -> Cache:
-        return self.model.new_cache(rows)
+        return self.model.new_cache(rows, kind or "dense")
 
     def feed_batch(self, batch: Cache, rows: Sequence[Tokens]) -> list[Array]:
         lengths = [len(r) for r in rows]
@@ -278,6 +287,14 @@ class ExactKVTarget(Target):
                 )
             )  # fmt: skip
         return done
+
+
+def _keeps(model: Model, storage: str) -> bool:
+    """Whether the model has rows, of heads that this storage takes."""
+    try:
+        return bool(model.new_cache(0, storage).layers)
+    except InputError:
+        return False
 
 
 def _described(layer: LayerSpec) -> Layer:
