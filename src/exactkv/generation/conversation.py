@@ -6,6 +6,7 @@ nothing is assumed about a template: one that drops earlier thinking costs what 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -200,18 +201,28 @@ class Conversation:
         return self.model.tokenizer.apply_chat_template(messages, add_generation_prompt=prompt)
 
     def _ends(self, messages: Sequence[Message], tokens: Sequence[int]) -> list[int]:
-        """Where in ``tokens`` messages end, as far as the cache does not hold them. The last one's end is left out: the
-        prompt's own checkpoint is a few tokens on."""
+        """Where later turns will part from ``tokens``, as far as the cache does not hold them: where each message but
+        the first would begin with other words, and where the next turn goes on. Each found by rendering such a turn, so
+        that what a template drops or opens is known; one token before, which may join with the words that come."""
         if not self.cache.spec.forgets:
             return []
-        held = common_prefix(self.cache.tokens(0), tokens)
+        stands = self.cache.standing(common_prefix(self.cache.tokens(0), tokens))[0]
         ends: list[int] = []
-        for count in range(len(messages) - 1, 0, -1):
+        for count in range(len(messages), 0, -1):
             try:
-                end = common_prefix(self._rendered(messages[:count], False), tokens)
-            except InputError:  # a template may refuse half a conversation
+                end = common_prefix(self._rendered(_parting(messages, count), False), tokens) - 1
+            except InputError:  # a template may refuse such a conversation
                 continue
-            if end <= self.cache.standing(held)[0]:
+            if end <= stands:
                 break
             ends.append(end)
-        return ends
+        return [end for end in ends if end < len(tokens) - 1]  # there the prompt's own checkpoint is
+
+
+def _parting(messages: Sequence[Message], count: int) -> list[Message]:
+    """The first ``count`` messages and another than the next; after all of them, the next turn."""
+    if count == len(messages):
+        return [*messages, {"role": "assistant", "content": "0"}, {"role": "user", "content": "0"}]
+    replaced = messages[count]
+    other = next(c for c in map(chr, range(ord("0"), sys.maxunicode)) if c not in replaced["content"])
+    return [*messages[:count], {"role": replaced["role"], "content": other}]
