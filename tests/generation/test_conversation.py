@@ -286,7 +286,7 @@ def test_a_store_serves_the_next_conversation(kind: str, tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     "change",
     [{"max_tokens": 1e400}, {"max_tokens": -3}, {"messages": [{"role": "wizard", "content": "x"}]},
-     {"sampling": {"temperatur": 1}}, {"messages": 3}],
+     {"sampling": {"temperatur": 1}}, {"messages": 3}, {"regenerated": -1}, {"regenerated": "x"}],
     ids=lambda change: str(change)[:30],
 )  # fmt: skip
 def test_a_damaged_conversation_is_refused(change: dict[str, Any], tmp_path: Any) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from exactkv.cache import CheckpointPolicy
+from exactkv.cache.checks import is_int, require
 from exactkv.cache.store import PromptStore
 from exactkv.errors import InputError, LoadError
 from exactkv.generation import saved
@@ -95,7 +96,7 @@ class Conversation:
         self.store = store
         self.cache = model.new_cache(checkpoints=checkpoints)
         self.refused: str | None = None
-        self._again = 0
+        self._regenerated = 0  # never set back, so that no answer comes from a seed twice
         self.system = system
 
     @property
@@ -111,11 +112,13 @@ class Conversation:
 
     def reply(self, text: str) -> Reply:
         """Say ``text``; returns the answer. Raises InputError, the conversation as it was, where it does not fit."""
-        return self._answer([*self.messages, {"role": "user", "content": text}], again=0)
+        return self._answer([*self.messages, {"role": "user", "content": text}])
 
     def regenerate(self) -> Reply:
         """Another answer to the last question; with temperature 0 it is the same one."""
-        return self._answer(self.messages[: self._question() + 1], self._again + 1)
+        reply = self._answer(self.messages[: self._question() + 1], self._regenerated + 1)
+        self._regenerated += 1
+        return reply
 
     def edit(self, index: int, text: str) -> Reply:
         """Say ``text`` instead of the question ``messages[index]``; what came after it is dropped."""
@@ -123,7 +126,7 @@ class Conversation:
         place = range(len(self.messages))[index] if -len(self.messages) <= index < len(self.messages) else None
         if place not in questions:
             raise InputError(f"message {index} is none of yours; expected one of {questions or 'none: say something'}")
-        return self._answer([*self.messages[:place], {"role": "user", "content": text}], again=0)
+        return self._answer([*self.messages[:place], {"role": "user", "content": text}])
 
     def undo(self) -> str:
         """Drop the last question and its answer; returns the question."""
@@ -144,6 +147,7 @@ class Conversation:
             "sampling": asdict(self.sampling),
             "max_tokens": self.max_tokens,
             "messages": self.messages,
+            "regenerated": self._regenerated,
         }
         saved.write(Path(directory), content, self.cache)
 
@@ -156,12 +160,14 @@ class Conversation:
             messages = [{"role": str(m["role"]), "content": str(m["content"])} for m in content["messages"]]
             sampling, max_tokens = Sampling.from_dict(content["sampling"]), content["max_tokens"]
             Stopping(max_tokens)
+            regenerated = content["regenerated"]
+            require(is_int(regenerated) and regenerated >= 0, "regenerated", regenerated, "an integer >= 0")
             if wrong := [m["role"] for m in messages if m["role"] not in ("system", "user", "assistant")]:
                 raise InputError(f"the role {wrong[0]!r}")
         except (KeyError, TypeError, ValueError, OverflowError, InputError) as error:
             raise LoadError(f"{directory} holds no conversation as exactkv saves it: {error!r}") from error
         made = cls(model, None, sampling, max_tokens, store=store)
-        made.messages = messages
+        made.messages, made._regenerated = messages, regenerated
         cache, made.refused = saved.read_cache(Path(directory), content, model)
         if cache is not None:
             made.cache = cache
@@ -175,7 +181,7 @@ class Conversation:
                 return place
         raise InputError("there is no question yet; say something first")
 
-    def _answer(self, messages: list[Message], again: int) -> Reply:
+    def _answer(self, messages: list[Message], again: int = 0) -> Reply:
         tokens = self._rendered(messages, True)
         self._look_up(tokens)
         sampling = replace(self.sampling, seed=(self.sampling.seed + again) % (1 << 63))
@@ -183,7 +189,7 @@ class Conversation:
             self.model, tokens, self.max_tokens, sampling, cache=self.cache, checkpoints=self._ends(messages, tokens)
         )
         answer = {"role": "assistant", "content": ""}
-        self.messages, self._again = [*messages, answer], again
+        self.messages = [*messages, answer]
         return Reply(generation, answer, self.store)
 
     def _look_up(self, tokens: Sequence[int]) -> None:

@@ -21,7 +21,8 @@ PAUSE = 0.005
 def evict_in_batches(
     index: Index, goal: int, keep: Iterable[int] = (), keep_marks: Iterable[int] = (), before: float = 1e300
 ) -> tuple[int, int]:
-    """As ``evict``, until the rest comes to ``goal`` bytes, in transactions of its own, between which other processes have their turn."""
+    """As ``evict``, until the rest comes to ``goal`` bytes, in transactions of its own, between which other processes
+    have their turn."""
     count = freed = 0
     excess: int | None = None  # summed up once, and again at the end, as others may have stored something meanwhile
     while True:
