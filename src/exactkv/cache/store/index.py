@@ -131,6 +131,8 @@ class Index:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
             raise LoadError(f"{path} has the format {version}, this version of exactkv reads {VERSION}; update exactkv")
+        if version < VERSION and self.read_only:
+            raise LoadError(f"{path} has the older format {version}; open it once where it can be written to")
         if version < VERSION:
             with self.writing():
                 for statement in (*_SCHEMA.split(";"), gone.SCHEMA):
