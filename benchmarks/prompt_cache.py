@@ -2,12 +2,13 @@
 
     python benchmarks/prompt_cache.py [--tokens 4000] [--models smollm2 gemma3 llama4 mamba2] [--json]
 
-The turns are made of random token ids, so that base models and tiny random ones take part: *append* a message, the
-*same* prompt again, *regenerate* (after an answer), *edit* the last message, edit an *earlier* one, and *drop thinking*
-(a stretch that is left out of the last answer). Each is run on one cache that goes through all of them (hot), and on
-none (cold); both must say the same tokens, and their logits must agree to 5e-6 of the largest. transformers runs the
-same shape with random weights: its DynamicCache cropped to the common prefix, all recomputed where it cannot be
-cropped. Everything in float32, in one run, so compare within it.
+A `Conversation` goes through them, so checkpoints are those that it asks for. Its words are random token ids, so that
+base models and tiny random ones take part: *append* a message, the *same* prompt again, *regenerate* (after an answer),
+*edit* the last message, *drop thinking* (the template opens it in the generation prompt and leaves it out of earlier
+answers), and edit an *earlier* message. Each is run on the conversation's cache (hot), and on none (cold); both must say
+the same tokens, and their logits must agree to 5e-6 of the largest. transformers runs the same shape with random
+weights: its DynamicCache cropped to the common prefix, all recomputed where it cannot be cropped. Everything in
+float32, in one run, so compare within it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,22 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from tokenizers import Tokenizer as Backend  # noqa: E402
+from tokenizers.models import WordLevel  # noqa: E402
+from tokenizers.pre_tokenizers import WhitespaceSplit  # noqa: E402
 
 import exactkv  # noqa: E402
 from exactkv.generation import Generation, stream  # noqa: E402
+from exactkv.generation.conversation import Conversation, Reply  # noqa: E402
 from exactkv.generation.reuse import common_prefix  # noqa: E402
+from exactkv.models.tokenizer import Tokenizer  # noqa: E402
 
 MESSAGE, THINKING, ANSWERED = 20, 60, 8
+FIRST_MARK, MARKS = 3, ("user", "assistant", "end", "<think>", "</think>")
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }} {{ m.content.split('</think>')[-1] }} end {% endfor %}"
+    "{% if add_generation_prompt %}assistant <think> {% endif %}"
+)
 MODELS = ("smollm2", "gemma3", "llama4", "mamba2")
 LONGEST = 1 << 16
 
@@ -112,10 +124,19 @@ class Transformers:
         return int(found.logits[0, -1].argmax())
 
 
-def answered(model: exactkv.Model, prompt: list[int], cache: exactkv.Cache | None, ends: list[int]) -> Generation:
-    made = stream(
-        model, prompt, ANSWERED, stop_token_ids=(), cache=cache, checkpoints=[e for e in ends if e <= len(prompt)]
-    )
+def words(vocab_size: int) -> Tokenizer:
+    """A tokenizer whose words are the token ids themselves, with a template that opens and drops thinking."""
+    known = {str(i): i for i in range(vocab_size)}
+    for i, name in enumerate(MARKS, FIRST_MARK):
+        del known[str(i)]
+        known[name] = i
+    backend = Backend(WordLevel(known, unk_token=str(vocab_size - 1)))
+    backend.pre_tokenizer = WhitespaceSplit()
+    return Tokenizer(backend, chat_template=TEMPLATE)
+
+
+def cold_run(model: exactkv.Model, prompt: Sequence[int]) -> Generation:
+    made = stream(model, list(prompt), ANSWERED, stop_token_ids=())
     list(made)
     return made
 
@@ -130,27 +151,26 @@ def difference(hot: Generation, cold: Generation) -> float:
 def turns(name: str, tokens: int) -> list[dict[str, Any]]:
     theirs = theirs_of(name)
     model, other = ours_of(name, theirs), Transformers(theirs)
+    model.tokenizer, model.generation_config = words(model.spec.vocab_size), {}  # no end token: all answers are as long
     generator = torch.Generator().manual_seed(0)
-    top = min(model.spec.vocab_size, 40_000)
-    spare = iter(torch.randint(3, top, (2 * tokens + 1000,), generator=generator).tolist())
-    take = lambda count: [next(spare) for _ in range(count)]  # noqa: E731
-    history = take(tokens)
-    ends = list(range(tokens // 8, tokens + 1, max(1, tokens // 8)))
-    first = answered(model, history, None, ends)
-    other.turn(history)
-    cache = first.cache
+    first, top = FIRST_MARK + len(MARKS), min(model.spec.vocab_size, 40_000)
+    spare = iter(torch.randint(first, top, (2 * tokens + 1000,), generator=generator).tolist())
+    take = lambda count: " ".join(str(next(spare)) for _ in range(count))  # noqa: E731
+    talk = Conversation(model, max_tokens=ANSWERED)
+    talk.messages = [{"role": ("user", "assistant")[i % 2], "content": take(tokens // 8)} for i in range(8)]
     rows: list[dict[str, Any]] = []
 
-    def turn(what: str, prompt: list[int]) -> Generation:
+    def turn(what: str, reply: Reply) -> None:
         print(f"{name}: {what} …", file=sys.stderr, flush=True)
-        hot = answered(model, prompt, cache, [*ends, len(prompt) - MESSAGE])
-        cold = answered(model, prompt, None, [])
+        list(reply)
+        hot = reply.generation
+        cold = cold_run(model, hot.prompt)
         assert hot.tokens == cold.tokens, f"{what}: the hot turn says {hot.tokens}, the cold one {cold.tokens}"
         off = difference(hot, cold)
         assert off <= 5e-6, f"{what}: logits differ by {off:.1e} of the largest"
         stats = hot.stats
         assert stats.prompt_tokens == stats.cached_tokens + stats.fed_tokens
-        fed, seconds = other.turn(prompt)
+        fed, seconds = other.turn(list(hot.prompt))
         rows.append(
             {
                 "turn": what, "prompt": stats.prompt_tokens, "fed": stats.fed_tokens,
@@ -159,22 +179,18 @@ def turns(name: str, tokens: int) -> list[dict[str, Any]]:
                 "bytes": stats.cache_bytes, "checkpoint_bytes": hot.cache.checkpoint_nbytes,
             }
         )  # fmt: skip
-        return hot
 
-    def aside(prompt: list[int]) -> None:
-        answered(model, prompt, cache, [*ends, len(history)])
-        other.turn(prompt)
-
-    thought = [*history, *first.tokens]
+    turn("first", talk.reply(take(MESSAGE)))
+    rows.clear()
     question = take(MESSAGE)
-    other.turn(thought)
-    turn("append", [*thought, *question])
-    turn("same again", [*thought, *question])
-    turn("regenerate", [*thought, *question])
-    turn("edit the last", [*thought, *question[: MESSAGE // 4], *take(MESSAGE)])
-    turn("edit an earlier", [*history[: tokens * 13 // 16], *take(MESSAGE)])
-    aside([*history, *take(THINKING), *question])
-    turn("drop thinking", [*history, *question, *take(MESSAGE)])
+    turn("append", talk.reply(question))
+    talk.undo()
+    turn("same again", talk.reply(question))
+    turn("regenerate", talk.regenerate())
+    turn("edit the last", talk.edit(-2, " ".join([*question.split()[: MESSAGE // 4], take(MESSAGE)])))
+    talk.messages[-1]["content"] = f"{take(THINKING)} </think> {take(ANSWERED)}"
+    turn("drop thinking", talk.reply(take(MESSAGE)))
+    turn("edit an earlier", talk.edit(6, take(MESSAGE)))
     return rows
 
 

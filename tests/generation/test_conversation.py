@@ -135,6 +135,34 @@ def test_thinking_that_the_template_drops(kind: str) -> None:
     assert "think>" not in model.tokenizer.decode(talk.cache.tokens(0))  # type: ignore[union-attr]
 
 
+OPENING = DROPPING.replace("assistant:{% endif %}", "assistant:<think>\n{% endif %}")
+ALWAYS_DROPPING = OPENING.replace("{% if m.role == 'assistant' and not loop.last %}", "{% if m.role == 'assistant' %}")
+MOVING = (  # the system message stands in the last question, and half a conversation is refused
+    "{% if messages|length == 1 and messages[0].role == 'system' %}{{ raise_exception('no question') }}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '[' }}"
+    "{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }} {% endif %}{{ m.content + ']' }}"
+    "{% elif m.role == 'assistant' %}{{ m.content.split('</think>')[-1] + '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [OPENING, ALWAYS_DROPPING, MOVING], ids=["some", "all", "moving"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_generation_prompt_that_opens_thinking(kind: str, template: str) -> None:
+    """The prompt's end is nothing that the next turn has; the question's end is."""
+    model = chat_model(kind, template)
+    talk = Conversation(model, "Think.", max_tokens=4)
+    for text in ("q" * 300, "And?", "Q" * 200):
+        answered(model, talk.reply(text))
+        ascii_reply(talk, "well, well</think>The answer.")
+    talk.edit(-2, "Last?").close()
+    prompt, fed = answered(model, talk.edit(-2, "Why?"))
+    assert fed < 120 and fed < prompt / 3  # not what any of the long questions has
+    ascii_reply(talk, "well</think>So.")
+    prompt, fed = answered(model, talk.reply("And now?"))
+    assert fed < 60 < 300 < prompt
+
+
 @pytest.mark.parametrize("pieces_taken", [0, 1, 4])
 def test_a_reply_that_is_stopped_leaves_a_conversation(pieces_taken: int) -> None:
     model = chat_model("sliding")
@@ -208,7 +236,7 @@ def test_saved_and_loaded(tmp_path: Any) -> None:
     assert other.messages == talk.messages and other.refused and other.cache.lengths == [0]
 
 
-def test_checkpoints_are_asked_for_at_message_ends_and_before_the_prompts_last_token(
+def test_checkpoints_are_asked_for_where_messages_part_and_before_the_prompts_last_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken: list[tuple[str, int]] = []
@@ -226,8 +254,9 @@ def test_checkpoints_are_asked_for_at_message_ends_and_before_the_prompts_last_t
         list(talk.reply("Two."))
         texts = ["system:Be brief.\n", "user:One.\n", "assistant:", "Yes.\n", "user:Two.\n", "assistant:"]
         at = [sum(map(len, texts[: i + 1])) for i in range(len(texts))]
-        first = [("message", at[0]), ("prompt", at[2] - 1)]
-        second = [("message", at[3]), ("prompt", at[5] - 1)]
+        header = len("user:") - 1  # where another question would part, less one token
+        first = [("message", at[0] + header), ("prompt", at[2] - 1)]
+        second = [("message", at[3] + header), ("prompt", at[5] - 1)]
         assert taken[:2] == (first if wanted else []) and taken[-2:] == (second if wanted else [])
 
 
@@ -257,7 +286,7 @@ def test_a_store_serves_the_next_conversation(kind: str, tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     "change",
     [{"max_tokens": 1e400}, {"max_tokens": -3}, {"messages": [{"role": "wizard", "content": "x"}]},
-     {"sampling": {"temperatur": 1}}, {"messages": 3}],
+     {"sampling": {"temperatur": 1}}, {"messages": 3}, {"regenerated": -1}, {"regenerated": "x"}],
     ids=lambda change: str(change)[:30],
 )  # fmt: skip
 def test_a_damaged_conversation_is_refused(change: dict[str, Any], tmp_path: Any) -> None:

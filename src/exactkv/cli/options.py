@@ -97,8 +97,8 @@ def sampling_from(given: Mapping[str, Any], more: str | None) -> Sampling:
         return Sampling(**settings)
     try:
         content = json.loads(more)
-    except ValueError as error:
-        raise InputError(f"--sampling is {more!r}, which is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"--sampling is {more[:100]!r}, which is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise InputError(f'--sampling is {more!r}; expected a JSON object such as {{"typical_p": 0.9}}')
     if both := settings.keys() & content.keys():

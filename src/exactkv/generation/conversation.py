@@ -6,12 +6,14 @@ nothing is assumed about a template: one that drops earlier thinking costs what 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from exactkv.cache import CheckpointPolicy
+from exactkv.cache.checks import is_int, require
 from exactkv.cache.store import PromptStore
 from exactkv.errors import InputError, LoadError
 from exactkv.generation import saved
@@ -100,7 +102,7 @@ class Conversation:
         self.store, self.structure, self.tools = store, structure, tools
         self.cache = model.new_cache(storage=storage, checkpoints=checkpoints)
         self.refused: str | None = None
-        self._again = 0
+        self._regenerated = 0  # never set back, so that no answer comes from a seed twice
         self.system = system
 
     @property
@@ -116,11 +118,13 @@ class Conversation:
 
     def reply(self, text: str) -> Reply:
         """Say ``text``; returns the answer. Raises InputError, the conversation as it was, where it does not fit."""
-        return self._answer([*self.messages, {"role": "user", "content": text}], again=0)
+        return self._answer([*self.messages, {"role": "user", "content": text}])
 
     def regenerate(self) -> Reply:
         """Another answer to the last question; with temperature 0 it is the same one."""
-        return self._answer(self.messages[: self._question() + 1], self._again + 1)
+        reply = self._answer(self.messages[: self._question() + 1], self._regenerated + 1)
+        self._regenerated += 1
+        return reply
 
     def edit(self, index: int, text: str) -> Reply:
         """Say ``text`` instead of the question ``messages[index]``; what came after it is dropped."""
@@ -128,7 +132,7 @@ class Conversation:
         place = range(len(self.messages))[index] if -len(self.messages) <= index < len(self.messages) else None
         if place not in questions:
             raise InputError(f"message {index} is none of yours; expected one of {questions or 'none: say something'}")
-        return self._answer([*self.messages[:place], {"role": "user", "content": text}], again=0)
+        return self._answer([*self.messages[:place], {"role": "user", "content": text}])
 
     def undo(self) -> str:
         """Drop the last question and its answer; returns the question."""
@@ -150,6 +154,7 @@ class Conversation:
             "max_tokens": self.max_tokens,
             "storage": self.cache.storage.name,
             "messages": self.messages,
+            "regenerated": self._regenerated,
         }
         saved.write(Path(directory), content, self.cache)
 
@@ -165,13 +170,15 @@ class Conversation:
             messages = [{"role": str(m["role"]), "content": str(m["content"])} for m in content["messages"]]
             sampling, max_tokens = Sampling.from_dict(content["sampling"]), content["max_tokens"]
             Stopping(max_tokens)
+            regenerated = content["regenerated"]
+            require(is_int(regenerated) and regenerated >= 0, "regenerated", regenerated, "an integer >= 0")
             if wrong := [m["role"] for m in messages if m["role"] not in ("system", "user", "assistant")]:
                 raise InputError(f"the role {wrong[0]!r}")
         except (KeyError, TypeError, ValueError, OverflowError, InputError) as error:
             raise LoadError(f"{directory} holds no conversation as exactkv saves it: {error!r}") from error
         wanted = content.get("storage", "dense") if storage is None else storage
         made = cls(model, None, sampling, max_tokens, store=store, storage=wanted)
-        made.messages = messages
+        made.messages, made._regenerated = messages, regenerated
         cache, made.refused = saved.read_cache(Path(directory), content, model)
         if cache is not None and cache.storage != made.cache.storage:
             made.refused = f"its storage is {cache.storage.name}, not {made.cache.storage.name}"
@@ -187,7 +194,7 @@ class Conversation:
                 return place
         raise InputError("there is no question yet; say something first")
 
-    def _answer(self, messages: list[Message], again: int) -> Reply:
+    def _answer(self, messages: list[Message], again: int = 0) -> Reply:
         tokens = self._rendered(messages, True)
         self._look_up(tokens)
         sampling = replace(self.sampling, seed=(self.sampling.seed + again) % (1 << 63))
@@ -196,7 +203,7 @@ class Conversation:
             structure=self.structure, show_special_tokens=self.tools is not None,
         )  # fmt: skip
         answer = {"role": "assistant", "content": ""}
-        self.messages, self._again = [*messages, answer], again
+        self.messages = [*messages, answer]
         return Reply(generation, answer, self.store)
 
     def _look_up(self, tokens: Sequence[int]) -> None:
@@ -215,18 +222,28 @@ class Conversation:
         return self.model.tokenizer.apply_chat_template(messages, add_generation_prompt=prompt, tools=self.tools)
 
     def _ends(self, messages: Sequence[Message], tokens: Sequence[int]) -> list[int]:
-        """Where in ``tokens`` messages end, as far as the cache does not hold them. The last one's end is left out: the
-        prompt's own checkpoint is a few tokens on."""
+        """Where later turns will part from ``tokens``, as far as the cache does not hold them: where each message but
+        the first would begin with other words, and where the next turn goes on. Each found by rendering such a turn, so
+        that what a template drops or opens is known; one token before, which may join with the words that come."""
         if not self.cache.spec.forgets:
             return []
-        held = common_prefix(self.cache.tokens(0), tokens)
+        stands = self.cache.standing(common_prefix(self.cache.tokens(0), tokens))[0]
         ends: list[int] = []
-        for count in range(len(messages) - 1, 0, -1):
+        for count in range(len(messages), 0, -1):
             try:
-                end = common_prefix(self._rendered(messages[:count], False), tokens)
-            except InputError:  # a template may refuse half a conversation
+                end = common_prefix(self._rendered(_parting(messages, count), False), tokens) - 1
+            except InputError:  # a template may refuse such a conversation
                 continue
-            if end <= self.cache.standing(held)[0]:
+            if end <= stands:
                 break
             ends.append(end)
-        return ends
+        return [end for end in ends if end < len(tokens) - 1]  # there the prompt's own checkpoint is
+
+
+def _parting(messages: Sequence[Message], count: int) -> list[Message]:
+    """The first ``count`` messages and another than the next; after all of them, the next turn."""
+    if count == len(messages):
+        return [*messages, {"role": "assistant", "content": "0"}, {"role": "user", "content": "0"}]
+    replaced = messages[count]
+    other = next(c for c in map(chr, range(ord("0"), sys.maxunicode)) if c not in replaced["content"])
+    return [*messages[:count], {"role": replaced["role"], "content": other}]

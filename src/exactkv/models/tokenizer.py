@@ -287,7 +287,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LoadError(f"{file} is not valid JSON: {error}. Download it again.") from error
     if not isinstance(content, dict):
         raise LoadError(f"{file} holds a JSON {type(content).__name__}, expected an object. Download it again.")

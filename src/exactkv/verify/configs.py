@@ -31,7 +31,7 @@ def read_config(model: str) -> dict[str, Any] | None:
         return None
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LoadError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
         raise LoadError(f"{path} holds a {type(config).__name__}; expected a model's config, a JSON object")

@@ -206,6 +206,21 @@ def test_a_newer_format_is_refused(tmp_path):
         PromptStore(directory=tmp_path)
 
 
+def test_an_older_format_is_brought_up_to_date_or_refused(tmp_path):
+    model = MODELS["full"]
+    with PromptStore(directory=tmp_path) as store:
+        stored(store, model, TEXT)
+        held = store._disk.index
+        held.db.execute("DROP TABLE gone")
+        held.db.execute("DROP INDEX marks_used")
+        held.db.execute("PRAGMA user_version = 1")
+        held.read_only = "for a test"
+        with pytest.raises(LoadError, match="older format 1"):
+            held._make(held.path)
+    with PromptStore(directory=tmp_path, directory_bytes=0) as store:
+        assert "evicted" in store.explain(model, TEXT)
+
+
 def test_a_file_is_no_directory(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file"):
@@ -313,3 +328,16 @@ def test_inserting_from_a_found_cache_writes_what_is_new(tmp_path):
         assert store.stats().disk_writes == written
         store.insert(filled(model, [*TEXT, 5, 6]))
         assert store.stats().disk_pieces > 0 and store.stats().disk_writes > written
+
+
+def test_an_edit_far_before_the_end_asks_again(tmp_path):
+    """A cache found on the disk has one checkpoint; the store has them all."""
+    model = MODELS["hybrid"]
+    with PromptStore(0, tmp_path) as store:
+        stored(store, model, TEXT, every=10)
+        found = store.lookup(model, [*TEXT, 1])
+        assert found.cached == 40 and found.cache.checkpoints(0) == [40]
+        edited = [*TEXT[:35], 1, 2]
+        again = store.lookup(model, edited)
+        assert again.cached == 30
+        assert_hot_is_cold(model, again, edited)

@@ -19,7 +19,8 @@ from typing import Any
 from torch import Tensor
 
 from exactkv.cache.checks import as_path
-from exactkv.cache.store import files
+from exactkv.cache.store import files, gone
+from exactkv.cache.store.evict import BATCH, evict, evict_in_batches
 from exactkv.cache.store.files import Broken, Tensors
 from exactkv.cache.store.index import NAME, OLD_SECONDS, TOKEN_BYTES, DiskPath, Entry, Index
 from exactkv.cache.store.tree import Namespace
@@ -55,8 +56,8 @@ class DiskTier:
             return
         with self.index.writing():
             self.index.abandon()
-            if self.max_bytes is not None:
-                self.evictions += self.index.evict(self.max_bytes)
+        if self.max_bytes is not None:
+            self.evictions += evict_in_batches(self.index, self.max_bytes)[0]
         self._delete_going()
         known = self.index.known()
         for path in self.directory.iterdir():
@@ -103,7 +104,7 @@ class DiskTier:
             self.broken += self.index.holds(entry)
             return
         with self.index.writing():
-            self.broken += self.index.forget(entry)
+            self.broken += self.index.forget(entry) is not None
         self._delete_going()
 
     def use(self, path: DiskPath, mark: Entry | None = None) -> None:
@@ -177,29 +178,38 @@ class DiskTier:
 
     def _make_room(self, nbytes: int, keep: set[int], marks: set[int]) -> bool:
         assert self.max_bytes is not None
+        self.evictions += evict_in_batches(self.index, self.max_bytes, keep, marks)[
+            0
+        ]  # another process's limit may be higher
         try:
             with self.index.writing():
                 self.index.abandon()
-                gone = self.index.evict(self.max_bytes - nbytes, keep, marks)
+                count, _ = evict(
+                    self.index, self.index.total() - self.index.going_bytes() + nbytes - self.max_bytes, keep, marks
+                )
                 if self.index.total() - self.index.going_bytes() + nbytes > self.max_bytes:
                     raise _Undo
         except _Undo:
+            self._delete_going()
             return False
-        self.evictions += gone
+        self.evictions += count
         return self._delete_going()
 
     def _delete_going(self) -> bool:
         """Delete files that are no longer served. False where one cannot be deleted: it counts until it can."""
-        deleted, all_gone = [], True
-        for name in self.index.going():
-            try:
-                files.remove(self.directory, name)
-                deleted.append(name)
-            except OSError as error:
-                all_gone, self.last_failure = False, f"{name}: {error.strerror or error}"
-        if deleted:
-            with self.index.writing():
-                self.index.gone(deleted)
+        names, all_gone = self.index.going(), True
+        left = files.unfinished(self.directory) if names else {}
+        for first in range(0, len(names), BATCH):
+            deleted = []
+            for name in names[first : first + BATCH]:
+                try:
+                    files.remove(self.directory, name, left)
+                    deleted.append(name)
+                except OSError as error:
+                    all_gone, self.last_failure = False, f"{name}: {error.strerror or error}"
+            if deleted:
+                with self.index.writing():
+                    self.index.deleted(deleted)
         return all_gone
 
     # As a whole.
@@ -225,8 +235,9 @@ class DiskTier:
             tried.close()
         if dry_run:
             return count, freed
+        left = files.unfinished(self.directory)
         for name in names:
-            files.remove(self.directory, name)
+            files.remove(self.directory, name, left)
         self.index.close()
         self.index.open()
         return self._pruned(self.index, max_bytes, before)
@@ -240,6 +251,8 @@ class DiskTier:
     def clear(self) -> None:
         """Forget all. Raises as ``prune`` does."""
         self.prune(-1)
+        with self.index.writing():
+            gone.forget_all(self.index.db)
 
     def close(self) -> None:
         with contextlib.suppress(Exception), self.index.writing():
@@ -249,12 +262,9 @@ class DiskTier:
 
 def _chosen(index: Index, max_bytes: int | None, before: float | None) -> tuple[int, int]:
     """Evict what ``prune`` is asked to; its files are going. How many entries, and their bytes."""
-    count = 0
-    with index.writing():
-        held = index.total() - index.going_bytes()
-        count += index.evict(-1, before=before) if before is not None else 0
-        count += index.evict(max_bytes) if max_bytes is not None else 0
-        return count, held - (index.total() - index.going_bytes())
+    old = evict_in_batches(index, -1, before=before) if before is not None else (0, 0)
+    more = evict_in_batches(index, max_bytes) if max_bytes is not None else (0, 0)
+    return old[0] + more[0], old[1] + more[1]
 
 
 class _Undo(Exception):

@@ -78,10 +78,19 @@ def left_behind(path: Path) -> str:
     return path.name
 
 
-def remove(directory: Path, name: str) -> None:
-    """Delete a file, and what a write of it that was killed left behind. Raises OSError where that fails."""
+def unfinished(directory: Path) -> dict[str, list[Path]]:
+    """What writes that were killed left behind, by the name that each was to have."""
+    found: dict[str, list[Path]] = {}
+    for path in directory.iterdir():
+        if match := UNFINISHED.fullmatch(path.name):
+            found.setdefault(match[1], []).append(path)
+    return found
+
+
+def remove(directory: Path, name: str, left: Mapping[str, list[Path]]) -> None:
+    """Delete a file, and what of ``unfinished`` was to become it. Raises OSError where that fails."""
     if not is_named_as_ours(name):  # the index was tampered with
         return
     (directory / name).unlink(missing_ok=True)
-    for unfinished in directory.glob(f".{name}.*.tmp"):
-        unfinished.unlink(missing_ok=True)
+    for path in left.get(name, ()):
+        path.unlink(missing_ok=True)

@@ -17,13 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from exactkv.cache.store import gone
 from exactkv.cache.store.rows import alive, check_name, check_plain, reading, unpacked
 from exactkv.cache.store.tree import Namespace, common
-from exactkv.cache.store.trouble import Damaged, ReadOnly, in_words
+from exactkv.cache.store.trouble import ReadOnly, in_words
 from exactkv.errors import LoadError
 
 NAME = "index.sqlite"
-VERSION = 1
+VERSION = 2
 BUSY_SECONDS = 30.0
 OLD_SECONDS = 600.0
 """A file that is still being written after so long was given up, also where its process cannot be asked."""
@@ -39,10 +40,13 @@ CREATE TABLE IF NOT EXISTS pieces (
     id INTEGER PRIMARY KEY AUTOINCREMENT, space INTEGER NOT NULL, parent INTEGER NOT NULL, start INTEGER NOT NULL,
     first INTEGER NOT NULL, stop INTEGER NOT NULL, tokens BLOB NOT NULL, file TEXT NOT NULL, used REAL NOT NULL,
     UNIQUE (space, parent, start, first));
-CREATE INDEX IF NOT EXISTS parents ON pieces (parent);
+CREATE INDEX IF NOT EXISTS parents ON pieces (parent, start);
+CREATE INDEX IF NOT EXISTS pieces_used ON pieces (used);
+CREATE INDEX IF NOT EXISTS spans ON pieces (start, stop);
 CREATE TABLE IF NOT EXISTS marks (
     id INTEGER PRIMARY KEY AUTOINCREMENT, piece INTEGER NOT NULL, position INTEGER NOT NULL, file TEXT NOT NULL,
     used REAL NOT NULL, UNIQUE (piece, position));
+CREATE INDEX IF NOT EXISTS marks_used ON marks (used);
 """
 _BELOW = "WITH RECURSIVE b(id) AS (SELECT ? UNION SELECT p.id FROM pieces p JOIN b ON p.parent = b.id) "
 
@@ -127,9 +131,11 @@ class Index:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
             raise LoadError(f"{path} has the format {version}, this version of exactkv reads {VERSION}; update exactkv")
+        if version < VERSION and self.read_only:
+            raise LoadError(f"{path} has the older format {version}; open it once where it can be written to")
         if version < VERSION:
             with self.writing():
-                for statement in _SCHEMA.split(";"):
+                for statement in (*_SCHEMA.split(";"), gone.SCHEMA):
                     self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version = {VERSION}")
 
@@ -157,6 +163,11 @@ class Index:
             self._db.execute("COMMIT")
         finally:
             self._db.rollback()
+
+    @property
+    def db(self) -> sqlite3.Connection:
+        """For what looks at rows of its own kind."""
+        return self._db
 
     def close(self) -> None:
         self._db.close()
@@ -280,26 +291,6 @@ class Index:
         self._db.execute("INSERT INTO files (name, bytes, state, owner, since) VALUES (?, ?, ?, ?, ?)", cells)
 
     @reading
-    def evict(self, goal: int, keep: Iterable[int] = (), keep_marks: Iterable[int] = (), before: float = 1e300) -> int:
-        """Within a transaction: forget what was used longest ago (and before ``before``) until the rest comes to
-        ``goal`` bytes; pieces from which others hang stay. Files are marked as going. Returns how many entries went."""
-        kept, kept_marks = (",".join(map(str, ids)) or "-1" for ids in (keep, keep_marks))
-        count, left = 0, self.total() - self.going_bytes()
-        while left > goal:
-            oldest = self._db.execute(
-                "SELECT used, 0, id FROM pieces p WHERE NOT EXISTS (SELECT 1 FROM pieces c WHERE c.parent = p.id) "
-                f"AND id NOT IN ({kept}) AND used < ? UNION ALL "
-                f"SELECT used, 1, id FROM marks WHERE id NOT IN ({kept_marks}) AND used < ? ORDER BY 1, 2 LIMIT 1",
-                (before, before),
-            ).fetchone()
-            if oldest is None:
-                break
-            if not self.forget(Entry(oldest[2], 0, 0, "", not oldest[1])):
-                raise Damaged(f"{NAME} is damaged: the entry {oldest[2]} cannot be removed")
-            count, left = count + 1, self.total() - self.going_bytes()
-        return count
-
-    @reading
     def going_bytes(self) -> int:
         """Bytes of files that are no longer served and wait to be deleted; part of ``total``."""
         (going,) = self._db.execute("SELECT COALESCE(SUM(bytes), 0) FROM files WHERE state = 'going'").fetchone()
@@ -311,22 +302,43 @@ class Index:
         table = "pieces" if entry.piece else "marks"
         return self._db.execute(f"SELECT 1 FROM {table} WHERE id = ?", (entry.id,)).fetchone() is not None
 
-    def forget(self, entry: Entry) -> bool:
-        """Within a transaction: an entry and what hangs from it; its files are marked as going. Whether it was."""
-        if entry.piece:
-            self._go(
-                _BELOW + "SELECT file FROM pieces WHERE id IN b UNION SELECT file FROM marks WHERE piece IN b", entry.id
-            )
-            self._db.execute(_BELOW + "DELETE FROM marks WHERE piece IN b", (entry.id,))
-            before = self._db.total_changes
-            self._db.execute(_BELOW + "DELETE FROM pieces WHERE id IN b", (entry.id,))
-            return self._db.total_changes > before
-        self._go("SELECT file FROM marks WHERE id = ?", entry.id)
-        return self._db.execute("DELETE FROM marks WHERE id = ?", (entry.id,)).rowcount > 0
+    def forget(self, entry: Entry, remember: bool = False) -> int | None:
+        """Within a transaction: an entry and what hangs from it; its files are marked as going. ``remember``: where it
+        was, for explanations. Returns the bytes that it had; None where it is not there."""
+        if not entry.piece:
+            row = self._db.execute("SELECT piece, position FROM marks WHERE id = ?", (entry.id,)).fetchone()
+            if row is None:
+                return None
+            freed = self._go("SELECT file FROM marks WHERE id = ?", entry.id)
+            self._db.execute("DELETE FROM marks WHERE id = ?", (entry.id,))
+            if remember:
+                gone.remember(self._db, row[0], row[1], gone.MARK)
+            return freed
+        row = self._db.execute("SELECT space, parent, start, first FROM pieces WHERE id = ?", (entry.id,)).fetchone()
+        if row is None:
+            return None
+        freed = self._go(
+            _BELOW + "SELECT file FROM pieces WHERE id IN b UNION SELECT file FROM marks WHERE piece IN b", entry.id
+        )
+        (ids,) = self._db.execute(_BELOW + "SELECT SUM(stop - start) FROM pieces WHERE id IN b", (entry.id,)).fetchone()
+        self._db.execute(_BELOW + "DELETE FROM marks WHERE piece IN b", (entry.id,))
+        before = self._db.total_changes
+        self._db.execute(_BELOW + "DELETE FROM pieces WHERE id IN b", (entry.id,))
+        if self._db.total_changes == before:
+            return None
+        if remember:
+            gone.remember(self._db, row[1] or -row[0], row[2], row[3])
+        return freed + TOKEN_BYTES * int(ids)
 
-    def _go(self, chosen: str, id_: int) -> None:
+    def _go(self, chosen: str, id_: int) -> int:
+        """Mark files as going; their bytes."""
         names = self._db.execute(chosen, (id_,)).fetchall()
+        freed = 0
+        for name in names:
+            for (size,) in self._db.execute("SELECT bytes FROM files WHERE name = ? AND state != 'going'", name):
+                freed += int(size)
         self._db.executemany("UPDATE files SET state = 'going' WHERE name = ?", names)
+        return freed
 
     def given_up(self, name: str) -> None:
         """Within a transaction: a file that was reserved is not kept after all."""
@@ -344,10 +356,10 @@ class Index:
 
     @reading
     def going(self) -> list[str]:
-        """Files to be deleted; then ``gone``."""
+        """Files to be deleted; then ``deleted``."""
         return [name for (name,) in self._db.execute("SELECT name FROM files WHERE state = 'going'")]
 
-    def gone(self, names: Iterable[str]) -> None:
+    def deleted(self, names: Iterable[str]) -> None:
         """Within a transaction: those files are deleted."""
         self._db.executemany("DELETE FROM files WHERE name = ? AND state = 'going'", [(n,) for n in names])
 
@@ -376,6 +388,8 @@ class Index:
             "INSERT OR IGNORE INTO pieces (space, parent, start, first, stop, tokens, file, used) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*cells, time.time()),
         )  # fmt: skip
+        if done.rowcount:
+            gone.forget(self._db, parent or -space, start, tokens[0])
         return int(done.lastrowid or 0) if done.rowcount else None
 
     def enter_mark(self, piece: int, position: int, file: str, nbytes: int) -> int | None:
@@ -388,6 +402,8 @@ class Index:
             "INSERT OR IGNORE INTO marks (piece, position, file, used) VALUES (?, ?, ?, ?)",
             (piece, position, file, time.time()),
         )
+        if done.rowcount:
+            gone.forget(self._db, piece, position, gone.MARK)
         return int(done.lastrowid or 0) if done.rowcount else None
 
     def _keep(self, file: str, nbytes: int) -> bool:

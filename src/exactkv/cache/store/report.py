@@ -93,8 +93,16 @@ class Counts:
     last_refusal: str = ""
 
 
+@dataclass(frozen=True)
+class Evicted:
+    """What has gone of a text: the tokens that went on where what is stored of it ends, or a checkpoint before."""
+
+    tokens: bool
+    checkpoint: bool
+
+
 def explained(
-    asked: int, stored: int, cached: int, differs: bool, evicted: bool, others: str = "", most: int | None = None
+    asked: int, stored: int, cached: int, differs: bool, evicted: Evicted, others: str = "", most: int | None = None
 ) -> str:
     """Why ``cached`` of ``asked`` tokens are reused where ``stored`` are stored. ``differs``: a stored text goes on
     after these, with another token; ``evicted``: what stood further on has gone; ``others``: under what else it is
@@ -103,7 +111,7 @@ def explained(
         what = (
             "its first token differs from every text stored" if differs else "nothing is stored for this model and salt"
         )
-        why = f"{what}; what was stored of it was evicted" if evicted else what
+        why = f"{what}; what was stored of it was evicted" if evicted.tokens else what
         return f"nothing is reused: {why}{f'; {others}' if others else ''}"
     if cached == asked - 1:
         return f"{cached} of {asked} tokens are reused: all but the last, which is fed for its logits"
@@ -112,10 +120,10 @@ def explained(
         stored, where = most, f"max_length is {most}"
     elif stored < asked:
         goes_on = f"the stored text differs from token {stored} on" if differs else f"the stored text ends at {stored}"
-        where = f"what came after token {stored} was evicted" if evicted and not differs else goes_on
+        where = f"what came after token {stored} was evicted" if evicted.tokens else goes_on
     if cached == stored:
         return f"{cached} of {asked} tokens are reused: {where}"
     why = f"no checkpoint lies between {cached} and there, and windows, chunks or recurrent layers need one to stand"
-    if evicted:
+    if evicted.checkpoint:
         why = f"a checkpoint between {cached} and there was evicted"
     return f"{cached} of {asked} tokens are reused: {where}, but {why}{f'; {others}' if others else ''}"

@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 
 from exactkv.cache.cache import Cache
 from exactkv.cache.checks import check_rows, is_int, require
+from exactkv.cache.store import leaving
 from exactkv.cache.store.asked import Maker, ids_of, limit_of, made, namespace_of
 from exactkv.cache.store.disk import DiskTier
 from exactkv.cache.store.files import Broken, Unreadable
 from exactkv.cache.store.index import DiskPath, Entry
 from exactkv.cache.store.memory import MemoryTier
-from exactkv.cache.store.report import Counts, Inserted, Lookup, StoreStats, explained
+from exactkv.cache.store.report import Counts, Evicted, Inserted, Lookup, StoreStats, explained
 from exactkv.cache.store.source import Source, Standing, find
 from exactkv.cache.store.tree import Filed, Namespace, Node, ids
 from exactkv.cache.store.trouble import DISK_ERRORS, in_words
@@ -145,9 +146,10 @@ class PromptStore:
         cache = made(model, 0, options)
         space = namespace_of(cache, salt)
         with self._operating():
-            at = self._standing(cache, text, space, set(), limit_of(cache, text))
+            limit = limit_of(cache, text)
+            at = self._standing(cache, text, space, set(), limit)
             others = self._elsewhere(text, space, at.stored)
-            return self._explained(cache, text, space, at, self._evicted(at, text), others)
+            return self._explained(cache, text, space, at, self._evicted(at, text, space, limit), others)
 
     def stats(self) -> StoreStats:
         """Counts since it was opened, and what it holds now."""
@@ -234,13 +236,13 @@ class PromptStore:
         marks: dict[int, Entry] = self._on_disk(lambda: disk.index.marks(on_disk), {})
         return find(cache, path, on_disk, {p: m for p, m in marks.items() if m.file not in avoid}, limit)
 
-    def _built(self, cache: Cache, text: array[int], space: Namespace, limit: int) -> tuple[Standing, bool]:
+    def _built(self, cache: Cache, text: array[int], space: Namespace, limit: int) -> tuple[Standing, Evicted]:
         """Give ``cache`` the row of the longest beginning, at most ``limit``, that can be had; what cannot be read is
         left out. Also whether something that was stored further on has been evicted."""
         avoid: set[str] = set()
         while True:
             at = self._standing(cache, text, space, avoid, limit)
-            evicted, from_disk = self._evicted(at, text), at.from_disk
+            evicted, from_disk = self._evicted(at, text, space, limit), at.from_disk
             if not at.position:
                 return at, evicted
             try:
@@ -311,28 +313,34 @@ class PromptStore:
     # In words.
 
     def _explained(
-        self, cache: Cache, text: array[int], space: Namespace, at: Standing, evicted: bool, others: str = ""
+        self, cache: Cache, text: array[int], space: Namespace, at: Standing, evicted: Evicted, others: str = ""
     ) -> str:
         for (whose, length, digest), reason in self._refusals.items():
             if whose == space and at.stored < length <= len(text) and _digest(text[:length]) == digest:
                 others = f"a text of {length} tokens was refused: {reason}"
-        differs, most = self._differs(at, text), cache.max_length
+        differs, most = self._differs(at, text, space), cache.max_length
         return explained(len(text), at.stored, at.position, differs, evicted, others, most)
 
-    def _differs(self, at: Standing, text: array[int]) -> bool:
+    def _differs(self, at: Standing, text: array[int], space: Namespace) -> bool:
         """Whether some stored text goes on where this one leaves it."""
-        last, length = at.path.last, at.path.length
+        last, length, disk = at.path.last, at.path.length, self._disk
         if at.stored == len(text):
             return False
         if length == at.stored and (length < last.end or any(start == length for start, _ in last.children)):
             return True
-        return bool(at.disk.steps) and at.disk.length == at.stored and at.disk.length < at.disk.steps[-1][0].stop
+        if disk is None or at.disk.length < at.stored:
+            return False
+        return self._on_disk(lambda: leaving.goes_on(disk.index, space, at.disk), False)
 
-    def _evicted(self, at: Standing, text: array[int]) -> bool:
-        length, last = at.path.length, at.path.last
-        if length < len(text) and (length, text[length]) in last.gone:
-            return True
-        return any(at.position < p <= end for node, end in at.path.steps for p in node.gone_checkpoints)
+    def _evicted(self, at: Standing, text: array[int], space: Namespace, limit: int) -> Evicted:
+        length, last, disk = at.path.length, at.path.last, self._disk
+        tokens = length == at.stored < len(text) and (length, text[length]) in last.gone
+        marks = [p for node, end in at.path.steps for p in node.gone_checkpoints if p <= end]
+        if disk is not None:
+            if at.disk.length == at.stored:
+                tokens |= self._on_disk(lambda: leaving.was_evicted(disk.index, space, at.disk, text), False)
+            marks += self._on_disk(lambda: leaving.evicted_marks(disk.index, at.disk), [])
+        return Evicted(tokens, any(at.position < p <= limit for p in marks))
 
     def _elsewhere(self, text: array[int], space: Namespace, stored: int) -> str:
         """Under what else more of it is stored."""
@@ -346,8 +354,11 @@ class PromptStore:
             if disk is not None:
                 length = max(length, self._on_disk(partial(disk.walk, other, text), DiskPath()).length)
             differs = [n for n, a, b in zip(Namespace._fields, other, space, strict=True) if a != b]
+            if "identity" in differs:  # weights, and the variant of their rope
+                same = other.identity.partition(" ")[0] == space.identity.partition(" ")[0]
+                differs[differs.index("identity")] = "rope variant (by max_length)" if same else "model"
             if length > best[0]:
-                best = (length, ["model" if n == "identity" else n for n in differs])
+                best = (length, differs)
         return f"{best[0]} tokens of it are stored under another {' and '.join(best[1])}" if best[1] else ""
 
 
