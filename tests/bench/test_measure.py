@@ -54,8 +54,21 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], int]]:
     return seen
 
 
+class NotAsked(PeakMemory):
+    """Memory that is not measured, which takes longer than what tiny models do."""
+
+    def __init__(self) -> None:
+        self.resets = 0
+
+    def reset(self) -> None:
+        self.resets += 1
+
+    def over(self) -> int | None:
+        return 1000 * self.resets
+
+
 def run(model: Model, plan: Plan) -> list[Measurement]:
-    return list(measure(model, plan, CEILINGS, PeakMemory(CPU, model.nbytes), lambda *_: None))
+    return list(measure(model, plan, CEILINGS, NotAsked(), lambda *_: None))
 
 
 MODELS = {
