@@ -7,7 +7,8 @@ MODEL is what `exactkv.load` takes; with --shape, weights are random. The other 
 exactkv's weights, and their logits after the prompt compared with its own before anything is timed. A round is a
 prefill of each context and --tokens greedy tokens after it, read by the host one by one, for each side in turn; a
 ratio compares neighbours in time, and the median of the ratios is shown. "wait": from the first call to the first
-token decoded at that context, compiling included. transformers runs its DynamicCache with sdpa; --compile adds its
+token decoded at that context, compiling included. transformers runs its DynamicCache and the
+attention that it chooses itself; --compile adds its
 StaticCache under torch.compile (mode "reduce-overhead"). --gpt-fast DIR adds that checkout of gpt-fast, compiled on
 CUDA, through its own `prefill` and `decode_n_tokens`; it takes Llama shapes only, and its tokens stay on the device
 until the end.
@@ -85,7 +86,7 @@ class Transformers(Side):
 
     def __init__(self, model: Any, rows: int, compiled: bool = False):
         self.model, self.rows, self.compiled = model, rows, compiled
-        self.name = "transformers, StaticCache + compile" if compiled else "transformers, DynamicCache"
+        self.name = "transformers, compiled" if compiled else "transformers"
         self.cache: Any = None
         self.step = torch.compile(model.forward, mode="reduce-overhead") if compiled else model.forward
 
@@ -163,7 +164,6 @@ def transformers_model(config: dict[str, Any], model: Model) -> Any:
     fields = {**config, "torch_dtype": None}
     fields.pop("architectures", None)
     made = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
-    made._attn_implementation = "sdpa"
     if theta := fields.get("rope_theta"):  # of GGUF files; transformers reads it in rope_parameters only
         ropes = made.rope_parameters
         ropes.get("full_attention", ropes)["rope_theta"] = float(theta)
@@ -273,23 +273,17 @@ def compare(sides: list[Side], device: torch.device, vocabulary: int, context: i
 
 
 def show(found: dict[str, Any]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("", "context", "side", "tokens/s", "exactkv is faster by", "range", "wait", "logits differ"):
-        table.add_column(column)
+    """A line a side and what it did. "exactkv": how many times as fast as that side it was; "differs": its logits, of
+    the largest."""
+    print(f"{found['model']}, {found['dtype']}, {found['machine']}, torch {found['torch']}")
+    print(f"{'':8}{'context':>9}  {'side':23}{'tokens/s':>10}{'exactkv':>9}  {'range':14}{'wait':>8}{'differs':>9}")
     for r in found["measurements"]:
         low, high = r["range"]
-        table.add_row(
-            r["what"], f"{r['context']:,}", r["side"], f"{r['tokens_per_second']:,.1f}",
-            f"{r['exactkv_faster_by']:.2f}×", f"{low:.2f} to {high:.2f}", f"{r['wait_seconds']:.1f} s",
-            f"{r['logits_difference']:.1e}",
-        )  # fmt: skip
-    console = Console()
-    console.print(f"{found['model']}, {found['dtype']}, {found['machine']}, torch {found['torch']}", highlight=False)
-    console.print(table)
+        print(
+            f"{r['what']:8}{r['context']:>9,}  {r['side']:23}{r['tokens_per_second']:>10,.1f}"
+            f"{r['exactkv_faster_by']:>8.2f}×  {f'{low:.2f} to {high:.2f}':14}{r['wait_seconds']:>6.1f} s"
+            f"{r['logits_difference']:>9.0e}"
+        )
 
 
 def opened(options: argparse.Namespace) -> tuple[Model, dict[str, Any]]:
