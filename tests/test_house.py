@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "exactkv"
-LAYERS = ["cache", "ops", "models", "generation", "verify", "serve", "cli"]  # each may import those before it
+LAYERS = ["cache", "ops", "models", "generation", "verify", "bench", "serve", "cli"]  # each may import those before it
 README = (ROOT / "README.md").read_text()
 
 

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from exactkv import __version__
+from exactkv.cli.bench import bench
 from exactkv.cli.cache import cache
 from exactkv.cli.chat import chat
 from exactkv.cli.generate import GenerateCommand, generate
@@ -68,6 +69,7 @@ app.command()(models)
 app.command()(perplexity)
 app.command()(serve)
 app.command()(verify)
+app.command()(bench)
 app.add_typer(cache, name="cache")
 
 

@@ -58,7 +58,7 @@ def load(
     """
     if quantize is not None:
         raise InputError(f"quantize is {quantize!r}; quantized weights are not supported yet, leave it None")
-    on, wanted = _device(device), _dtype(dtype)
+    on, wanted = as_device(device), as_dtype(dtype)
     place, name = locate(path, quiet=progress is False)
     source, stored = _open(place)
     family, fields = text_config(source.config)
@@ -243,15 +243,16 @@ def _config_dtype(fields: Mapping[str, Any]) -> torch.dtype | None:
     return None  # of quantized weights, say
 
 
-def _dtype(given: str | torch.dtype) -> torch.dtype | None:
-    """The dtype that was asked for; None for "auto"."""
+def as_dtype(given: str | torch.dtype) -> torch.dtype | None:
+    """The dtype that was asked for; None for "auto". Raises InputError for what is none in which one can compute."""
     name = str(given).removeprefix("torch.") if isinstance(given, torch.dtype) else given
     if not isinstance(name, str) or (name != "auto" and name not in DTYPES):
         raise InputError(f"dtype is {given!r}; expected 'auto', {', '.join(map(repr, DTYPES))}, or a torch.dtype")
     return DTYPES.get(name)
 
 
-def _device(given: str | torch.device) -> torch.device:
+def as_device(given: str | torch.device) -> torch.device:
+    """The device that was asked for. Raises InputError where there is no such."""
     if given == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
