@@ -16,6 +16,7 @@ from exactkv.cli.chat import chat
 from exactkv.cli.generate import GenerateCommand, generate
 from exactkv.cli.models import models
 from exactkv.cli.perplexity import perplexity
+from exactkv.cli.quantize import quantize
 from exactkv.cli.verify import verify
 from exactkv.errors import ExactKVError
 
@@ -65,6 +66,7 @@ app.command(cls=GenerateCommand)(generate)
 app.command()(chat)
 app.command()(models)
 app.command()(perplexity)
+app.command()(quantize)
 app.command()(verify)
 app.add_typer(cache, name="cache")
 

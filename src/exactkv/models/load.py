@@ -63,6 +63,18 @@ def load(
     time meanwhile.
     Raises InputError for arguments that do not fit, LoadError where the model cannot be found, read or run.
     """
+    return load_with_source(path, device, dtype, quantize, accept_fields, progress)[0]
+
+
+def load_with_source(
+    path: str | Path,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    accept_fields: Collection[str] = (),
+    progress: bool | None = None,
+) -> tuple[Model, TensorSource]:
+    """`load`, and what the model was read from."""
     form = None if quantize is None else weight_format(quantize)
     on, wanted = _device(device), _dtype(dtype)
     place, name = locate(path, quiet=progress is False)
@@ -94,7 +106,7 @@ def load(
                 works += [partial(piece.fill, reader.weights, source) for piece in its]
         for nbytes in pool.map(lambda work: work(), works):
             bar.advance(nbytes)
-    return Model(spec, reader.weights, tokenizer, source.generation_config, name=name)
+    return Model(spec, reader.weights, tokenizer, source.generation_config, name=name), source
 
 
 class _Reader:

@@ -1,7 +1,7 @@
 """Directories of packed weights: written by `exactkv quantize`, read as any model directory.
 
 ``config.json`` is the model's own, with a "quantization_config" that lists the packed tensors. Tensors have our
-parameters' names; a packed one lies as PackedWeight has it, "….numbers" and "….scales", so that it is used as it is mapped.
+parameters' names; a packed one lies as PackedWeight has it, "….numbers" and "….scales", and is used as it is mapped.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from exactkv.ops.packed import MIDDLE, Packed, packed
 METHOD = "exactkv"
 VERSION = 1
 _TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "*.model", "*.tiktoken",
-    "tekken.json", "merges.txt", "vocab.txt", "vocab.json",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "*.model",
+    "*.tiktoken", "tekken.json", "merges.txt", "vocab.txt", "vocab.json",
 )  # fmt: skip
 
 
@@ -85,7 +85,9 @@ class PackedSource(DirectorySource):
 
     def packed(self) -> dict[str, StoredPacked]:
         """The packed tensors by our names."""
-        return {name: StoredPacked(self.file_of(f"{name}.numbers"), name, t["bits"]) for name, t in self._packed.items()}
+        return {
+            name: StoredPacked(self.file_of(f"{name}.numbers"), name, t["bits"]) for name, t in self._packed.items()
+        }
 
 
 def _general(name: str) -> str:

@@ -17,8 +17,8 @@ _LAYERS = re.compile(
     r"|per_layer\.(gate|out)"
     r")\.weight"
 )
-"""The matrices by which nearly all of a layer's bytes are read. Norms, biases, routers, convolutions, the step sizes and
-decays of recurrences and what mixes residual streams stay as they are: they are small, and errors in them weigh."""
+"""The matrices by which nearly all of a layer's bytes are read. Norms, biases, routers, convolutions, steps and decays
+of recurrences and what mixes residual streams stay as they are: they are small, and errors in them weigh."""
 _DEFAULT_GROUP = {4: 32, 8: 128}
 _FORMAT = re.compile(r"int(4|8)(?::(\d{1,4}))?")
 

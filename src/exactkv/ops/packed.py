@@ -34,7 +34,7 @@ class Packed(Tensor):
     bits: int
     group: int
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
     def _made(cls, numbers: Tensor, scales: Tensor, shape: tuple[int, ...], bits: int) -> Any:
@@ -45,10 +45,12 @@ class Packed(Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise IntegrityError(f"{func} on a packed weight; it is for linear() and embedding(), and dense() unpacks it")
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"{type(self).__name__}({list(self.shape)}, {self.bits} bits in groups of {self.group}, {self.dtype})"
 
 
@@ -69,7 +71,7 @@ class PackedWeight(Packed):
         return made
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> int:  # type: ignore[override]
         """Bytes held, those of the kernel's own copies among them."""
         kept = {t.data_ptr(): t.nbytes for t in (self.numbers, self.scales, *(self._kernels or ()))}
         return sum(kept.values())
@@ -151,10 +153,11 @@ class PackedExperts(Packed):
         return made
 
     def __getitem__(self, expert: Any) -> PackedWeight:
-        return self.matrices[expert]
+        matrix: PackedWeight = self.matrices[expert]
+        return matrix
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> int:  # type: ignore[override]
         """See PackedWeight."""
         return sum(matrix.nbytes for matrix in self.matrices)
 
@@ -168,12 +171,15 @@ def packed(numbers: Tensor, scales: Tensor, shape: tuple[int, ...], bits: int) -
     *stack, rows, inputs = shape
     blocks, groups = -(-rows // ROWS), scales.shape[-3] if scales.dim() > 2 else 0
     wanted = ((*stack, blocks, bits // 4 * inputs, 32), (*stack, groups, blocks * ROWS, 2))
-    if (tuple(numbers.shape), tuple(scales.shape)) != wanted or numbers.dtype != torch.uint8 or groups not in {
-        inputs // g for g in GROUPS if inputs % g == 0
-    }:
+    if (
+        (tuple(numbers.shape), tuple(scales.shape)) != wanted
+        or numbers.dtype != torch.uint8
+        or groups not in {inputs // g for g in GROUPS if inputs % g == 0}
+    ):
         raise InputError(
             f"a matrix {list(shape)} of {bits} bits has {numbers.dtype} {list(numbers.shape)} as numbers, scales "
-            f"{list(scales.shape)}; expected torch.uint8 {list(wanted[0])} and {[*stack, 'in / group', *wanted[1][-2:]]}"
+            f"{list(scales.shape)}; expected torch.uint8 {list(wanted[0])} and "
+            f"{[*stack, 'in / group', *wanted[1][-2:]]}"
         )
     if len(shape) == 3:
         return PackedExperts(numbers, scales, (shape[0], rows, inputs), bits)
@@ -213,7 +219,8 @@ def halves(numbers: Tensor) -> Tensor:
 def laid_out(numbers: Tensor, rows: int) -> Tensor:
     """Numbers of 4 bits [blocks, n, 64] in blocks of ``rows`` rows: bytes [blocks · 64 / rows, n, rows / 2]."""
     smaller = numbers.unflatten(-1, (-1, rows)).permute(0, 2, 1, 3).flatten(0, 1)
-    return (smaller[..., : rows // 2] | (smaller[..., rows // 2 :] << 4)).contiguous()
+    paired: Tensor = smaller[..., : rows // 2] | (smaller[..., rows // 2 :] << 4)
+    return paired.contiguous()
 
 
 @lru_cache(maxsize=1)

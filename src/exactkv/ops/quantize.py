@@ -25,8 +25,8 @@ class WeightFormat:
     def __post_init__(self) -> None:
         if self.bits not in MIDDLE or self.group not in GROUPS:
             raise InputError(
-                f"weights of {self.bits} bits in groups of {self.group} were asked for; expected 4 or 8 bits, in groups "
-                f"of {', '.join(map(str, GROUPS))}"
+                f"weights of {self.bits} bits in groups of {self.group} were asked for; expected 4 or 8 bits, in "
+                f"groups of {', '.join(map(str, GROUPS))}"
             )
 
     def __str__(self) -> str:
