@@ -1,4 +1,4 @@
-"""Packed weights in models: decoding is one pass, and directories of packed weights are the models they were made of."""
+"""Packed weights in models: decoding is one pass; directories of packed weights are the models they were made of."""
 
 from __future__ import annotations
 
@@ -70,10 +70,11 @@ def test_decoding_is_one_pass_and_that_of_the_dequantized_weights(saved: Any, fa
 
 
 def test_verify_passes_with_packed_weights(saved: Any) -> None:
+    from exactkv.verify import assert_exact
     from exactkv.verify.targets.exactkv import ExactKVTarget
 
     model = exactkv.load(saved("gemma3"), quantize="int4", dtype="float32", device="cpu")
-    assert exactkv.verify(ExactKVTarget(model), schedules=["steps", "batch"]).passed
+    assert_exact(ExactKVTarget(model), schedules=["steps", "batch"])
 
 
 @pytest.mark.parametrize("family", ["llama-tied", "mixtral"])

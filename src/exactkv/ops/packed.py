@@ -34,7 +34,7 @@ class Packed(Tensor):
     bits: int
     group: int
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
     def _made(cls, numbers: Tensor, scales: Tensor, shape: tuple[int, ...], bits: int) -> Any:
