@@ -68,7 +68,7 @@ class Model:
         if not packed:
             return None
         counts = Counter((w.bits, w.group) for w in packed)
-        bits, group = max(counts, key=lambda form: (counts[form], -form[0]))
+        bits, group = max(counts, key=lambda form: (counts[form], -form[0], form[1]))
         return f"int{bits} in groups of {group}"
 
     @cached_property

@@ -38,7 +38,7 @@ class Packed(Tensor):
 
     @classmethod
     def _made(cls, numbers: Tensor, scales: Tensor, shape: tuple[int, ...], bits: int) -> Any:
-        wrapper: Any = Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+        wrapper: Any = Tensor._make_wrapper_subclass
         made = wrapper(cls, shape, dtype=scales.dtype, device=numbers.device)
         made.numbers, made.scales, made.bits = numbers, scales, bits
         made.group = shape[-1] // scales.shape[-3]
