@@ -76,8 +76,8 @@ def readme_commands(first_word: str) -> list[str]:
 @needs_smollm2
 def test_the_readmes_commands_run(tmp_path):
     """Word for word but for placeholders, and with few tokens."""
-    commands = [*readme_commands("generate"), *readme_commands("perplexity"), *readme_commands("models")]
-    assert len(commands) == 6
+    commands = [c for name in ("generate", "perplexity", "quantize", "models") for c in readme_commands(name)]
+    assert len(commands) == 7
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hello"}\n')
     (tmp_path / "text.txt").write_text("The lighthouse stood on the cliff.\n")
     for command in commands:

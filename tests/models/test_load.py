@@ -58,11 +58,6 @@ def test_other_devices_are_refused(saved: Path, device: str) -> None:
         exactkv.load(saved, device=device)
 
 
-def test_quantize_is_refused(saved: Path) -> None:
-    with pytest.raises(InputError, match="not supported yet"):
-        exactkv.load(saved, quantize="int8")
-
-
 def test_shards_give_what_a_single_file_gives(saved: Path, sharded: Path) -> None:
     assert len(list(sharded.glob("*.safetensors"))) > 2
     single, several = exactkv.load(saved), exactkv.load(sharded)

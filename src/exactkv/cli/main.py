@@ -17,6 +17,7 @@ from exactkv.cli.chat import chat
 from exactkv.cli.generate import GenerateCommand, generate
 from exactkv.cli.models import models
 from exactkv.cli.perplexity import perplexity
+from exactkv.cli.quantize import quantize
 from exactkv.cli.serve import serve
 from exactkv.cli.verify import verify
 from exactkv.errors import ExactKVError
@@ -67,6 +68,7 @@ app.command(cls=GenerateCommand)(generate)
 app.command()(chat)
 app.command()(models)
 app.command()(perplexity)
+app.command()(quantize)
 app.command()(serve)
 app.command()(verify)
 app.command()(bench)

@@ -19,6 +19,7 @@ from exactkv.models.decoder import Decoder, Layer
 from exactkv.models.norm import RMSNorm
 from exactkv.models.spec import AttentionSpec, MlpSpec, MoeSpec, RopeSpec
 from exactkv.ops import TORCH
+from exactkv.ops.packed import Packed
 
 if TYPE_CHECKING:
     from exactkv.models.captured import CapturedStep
@@ -127,6 +128,8 @@ def _why_not(decoder: Decoder) -> str | None:
         return f"the {decoder.ops.name} implementation was asked for"
     if decoder.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"no kernels for {decoder.dtype}"
+    if any(isinstance(weight, Packed) for weight in decoder.weights.values()):
+        return "packed weights (int8, int4): no kernels yet"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     for what, given in (

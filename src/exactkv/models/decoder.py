@@ -23,6 +23,7 @@ from exactkv.models.rope import Rotation, frequencies, rotation
 from exactkv.models.spec import AttentionSpec, DecoderSpec, LatentAttentionSpec, MlpSpec, MoeSpec, RopeSpec
 from exactkv.models.streams import Laurel, StreamedLayer, Streams
 from exactkv.ops import TORCH, Ops
+from exactkv.ops.linear import embedding
 
 LOGITS = ("all", "last", "none")
 
@@ -180,7 +181,7 @@ class Decoder:
         return out[:, 0] if logits == "last" else out
 
     def _embedded(self, tokens: Tensor, step: Step) -> Tensor:
-        x = F.embedding(tokens, self.embedding)
+        x = embedding(tokens, self.embedding)
         if self.embedding_scale is not None:
             x = x * self.embedding_scale
         if self.positions is not None:  # a padded token's position may lie beyond the last one

@@ -6,8 +6,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,13 @@ from exactkv.models.config import Config
 from exactkv.models.families import Family, find_family
 from exactkv.models.formats import open_directory
 from exactkv.models.model import Model
+from exactkv.models.packed_files import PackedSource, StoredPacked
+from exactkv.models.packing import packing, weight_format
 from exactkv.models.parameters import parameters
 from exactkv.models.plan import Piece, as_saved, plan_reading, stored_name
 from exactkv.models.source import DirectorySource, TensorSource, read_json
 from exactkv.models.spec import DecoderSpec, check_spec
+from exactkv.ops.quantize import WeightFormat, pack
 
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
 
@@ -48,6 +52,9 @@ def load(
     "org/name@revision"), or an embedded model's name ("smollm2", "gemma3"); what exists as a file or
     directory is taken as that. ``device``: "auto" is cuda where there is one, else cpu. ``dtype``: "auto" is
     what the config names, else what most of the weights are stored in; for a GGUF file bfloat16.
+    ``quantize``: round weights to "int8" or "int4" on loading, in groups of 128 and 32 numbers of a row, or as many as
+    stand after a colon ("int4:64"); which ones: docs/quantization.md. None takes them as the files mean them, packed
+    where `exactkv quantize` has packed them.
     ``accept_fields``: fields of the config that the caller has judged not to change the arithmetic.
     ``progress``: a bar on stderr always, never, or (None) on a terminal if loading takes more than a second.
 
@@ -56,8 +63,19 @@ def load(
     time meanwhile.
     Raises InputError for arguments that do not fit, LoadError where the model cannot be found, read or run.
     """
-    if quantize is not None:
-        raise InputError(f"quantize is {quantize!r}; quantized weights are not supported yet, leave it None")
+    return load_with_source(path, device, dtype, quantize, accept_fields, progress)[0]
+
+
+def load_with_source(
+    path: str | Path,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    accept_fields: Collection[str] = (),
+    progress: bool | None = None,
+) -> tuple[Model, TensorSource]:
+    """`load`, and what the model was read from."""
+    form = None if quantize is None else weight_format(quantize)
     on, wanted = as_device(device), as_dtype(dtype)
     place, name = locate(path, quiet=progress is False)
     source, stored = _open(place)
@@ -67,17 +85,68 @@ def load(
     is_zero = source.is_zero if isinstance(source, DirectorySource) else lambda _: False
     pieces = plan_reading(family, spec, source.shapes(), name, is_zero)
     _check_tied(source, family, spec, name)
+    stored_packed = source.packed() if isinstance(source, PackedSource) else {}
+    if form is not None and stored_packed:
+        raise InputError(f"quantize is {quantize!r}, but {name}'s weights are quantized already; leave it None")
+    formats = {} if form is None else packing(spec, form)
     tokenizer = source.tokenizer()  # before there are weights: making it takes memory for a while
-    with ThreadPoolExecutor(_THREADS) as pool:
-        weights = _allocate(spec, wanted or _config_dtype(fields) or stored, on, name)
+    reader = _Reader(source, spec, wanted or _config_dtype(fields) or stored, on, name)
+    by_name: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        by_name.setdefault(piece.ours, []).append(piece)
+    with ThreadPoolExecutor(_THREADS) as pool, _Bar(name, reader.total, progress) as bar:
+        reader.allocate(ours for ours in by_name if ours not in formats and ours not in stored_packed)
+        works: list[Callable[[], int]] = []
+        for ours, its in by_name.items():
+            if ours in stored_packed:
+                works.append(partial(reader.take, ours, stored_packed[ours]))
+            elif ours in formats:
+                works.append(partial(reader.pack, ours, its, formats[ours]))
+            else:
+                works += [partial(piece.fill, reader.weights, source) for piece in its]
+        for nbytes in pool.map(lambda work: work(), works):
+            bar.advance(nbytes)
+    return Model(spec, reader.weights, tokenizer, source.generation_config, name=name), source
 
-        def read(piece: Piece) -> int:
-            return piece.fill(weights, source)
 
-        with _Bar(name, sum(w.nbytes for w in weights.values()), progress) as bar:
-            for nbytes in pool.map(read, pieces):
-                bar.advance(nbytes)
-        return Model(spec, weights, tokenizer, source.generation_config, name=name)
+class _Reader:
+    """Fills ``weights``: a decoder's parameters by name, in one dtype on one device."""
+
+    def __init__(self, source: TensorSource, spec: DecoderSpec, dtype: torch.dtype, device: torch.device, name: str):
+        self.source, self.shapes, self.name = source, {n: p.shape for n, p in parameters(spec).items()}, name
+        self.dtype, self.device = dtype, device
+        self.weights: dict[str, Tensor] = {}
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parameters before any is packed."""
+        return sum(map(prod, self.shapes.values())) * self.dtype.itemsize
+
+    def allocate(self, names: Iterable[str]) -> None:
+        """Memory for these parameters, at once."""
+        self.weights |= {ours: self._empty(ours) for ours in names}
+
+    def pack(self, ours: str, pieces: Iterable[Piece], form: WeightFormat) -> int:
+        """Read one parameter and keep it packed; the bytes that were read."""
+        read = {ours: self._empty(ours)}
+        nbytes = sum(piece.fill(read, self.source) for piece in pieces)
+        self.weights[ours] = pack(read.pop(ours), form)
+        return nbytes
+
+    def take(self, ours: str, stored: StoredPacked) -> int:
+        """Keep one parameter as it is packed in the files."""
+        self.weights[ours] = stored.read(self.shapes[ours], self.dtype, self.device)
+        return prod(self.shapes[ours]) * self.dtype.itemsize
+
+    def _empty(self, ours: str) -> Tensor:
+        try:
+            return torch.empty(self.shapes[ours], dtype=self.dtype, device=self.device)
+        except (RuntimeError, MemoryError) as error:
+            raise LoadError(
+                f"{self.name}: its weights take {self.total / 1e9:.1f} GB in {str(self.dtype).removeprefix('torch.')}, "
+                f"less where quantized, and {self.device} has not so much left ({error}). Take a smaller dtype, "
+                'quantize="int8" or "int4", a smaller model or another device.'
+            ) from error
 
 
 def locate(path: str | Path, quiet: bool = False) -> tuple[Path, str]:
@@ -197,18 +266,6 @@ def read_spec(family: Family, fields: Mapping[str, Any], accept_fields: Collecti
         ) from error
     config.finish()
     return spec
-
-
-def _allocate(spec: DecoderSpec, dtype: torch.dtype, device: torch.device, name: str) -> dict[str, Tensor]:
-    wanted = parameters(spec)
-    try:
-        return {ours: torch.empty(p.shape, dtype=dtype, device=device) for ours, p in wanted.items()}
-    except (RuntimeError, MemoryError) as error:
-        gigabytes = sum(prod(p.shape) for p in wanted.values()) * dtype.itemsize / 1e9
-        raise LoadError(
-            f"{name}: its weights take {gigabytes:.1f} GB in {str(dtype).removeprefix('torch.')}, and "
-            f"{device} has not so much left ({error}). Take a smaller dtype, model or another device."
-        ) from error
 
 
 def _check_tied(source: TensorSource, family: Family, spec: DecoderSpec, name: str) -> None:

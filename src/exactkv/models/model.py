@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from exactkv.models.decode import DecodePath
 from exactkv.models.decoder import Decoder, check_logits
 from exactkv.models.spec import DecoderSpec, RopeSpec
 from exactkv.ops import TORCH, Ops
+from exactkv.ops.packed import Packed
 
 if TYPE_CHECKING:
     from exactkv.models.tokenizer import Tokenizer
@@ -58,6 +60,17 @@ class Model:
         """Bytes of the weights."""
         return sum(w.nbytes for w in self.decoder.weights.values())
 
+    @property
+    def quantization(self) -> str | None:
+        """How weights are packed, such as "int4 in groups of 32"; None where none are. (What the head and others have
+        beside it: docs/quantization.md.)"""
+        packed = [w for w in self.decoder.weights.values() if isinstance(w, Packed)]
+        if not packed:
+            return None
+        counts = Counter((w.bits, w.group) for w in packed)
+        bits, group = max(counts, key=lambda form: (counts[form], -form[0], form[1]))
+        return f"int{bits} in groups of {group}"
+
     @cached_property
     def fingerprint(self) -> str:
         """Names these weights: a hash of the spec and of every tensor's name, shape, dtype, sums of its bytes, and
@@ -65,7 +78,10 @@ class Model:
         digest = hashlib.sha256(repr(self.spec).encode())
         for name, weight in sorted(self.decoder.weights.items()):
             digest.update(f"{name} {list(weight.shape)} {weight.dtype}".encode())
-            digest.update(_sums_and_samples(weight).numpy().tobytes())
+            if isinstance(weight, Packed):
+                digest.update(f"packed {weight.bits} {weight.group}".encode())
+            for part in (weight.numbers, weight.scales) if isinstance(weight, Packed) else (weight,):
+                digest.update(_sums_and_samples(part).numpy().tobytes())
         return digest.hexdigest()
 
     def _cache_spec(self, max_length: int) -> CacheSpec:
@@ -207,7 +223,8 @@ class Model:
         count = sum(w.numel() for w in self.decoder.weights.values())
         return (
             f"Model({self.name or self.spec.family}: {self.spec.family}, {count / 1e6:.0f}M parameters, "
-            f"{str(self.dtype).removeprefix('torch.')} on {self.device})"
+            f"{self.quantization + ', ' if self.quantization else ''}{str(self.dtype).removeprefix('torch.')} on "
+            f"{self.device})"
         )
 
 

@@ -88,6 +88,10 @@ class DirectorySource:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tensor.shape for name, (_, tensor) in self._tensors.items()}
 
+    def file_of(self, name: str) -> Path:
+        """The file that holds a stored tensor."""
+        return self._tensors[name][0].path
+
     def dtypes(self) -> dict[str, str]:
         """Every stored tensor's dtype, as the format calls it."""
         return {name: tensor.dtype for name, (_, tensor) in self._tensors.items()}

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from exactkv.ops.packed import PackedWeight
+
 FEW_ROWS = 16
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
@@ -24,7 +26,9 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b. ``x`` [..., in], ``weight`` [out, in], ``bias`` [out] -> [..., out]."""
+    """x Wᵀ + b. ``x`` [..., in], ``weight`` [out, in], packed or not, ``bias`` [out] -> [..., out]."""
+    if isinstance(weight, PackedWeight):
+        return weight.product(x, bias)
     rows = x.numel() // x.shape[-1]
     if x.device.type != "cpu" or rows == 0:
         return F.linear(x, weight, bias)
@@ -38,6 +42,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.dtype == torch.bfloat16 and rows == 1:
         return _without_onednn(x, weight, bias)
     return F.linear(x, weight, bias)
+
+
+def embedding(tokens: Tensor, weight: Tensor) -> Tensor:
+    """The rows ``tokens`` [...] of ``weight`` [vocabulary, size], packed or not -> [..., size]."""
+    return weight.rows(tokens) if isinstance(weight, PackedWeight) else F.embedding(tokens, weight)
 
 
 def _one_row(x: Tensor, weight: Tensor) -> Tensor:

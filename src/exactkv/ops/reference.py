@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from exactkv.cache import KVView, RowView, visible
+from exactkv.ops.packed import dense as unpacked
 
 
 def attend(
@@ -58,8 +59,8 @@ def dense(row: RowView, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b. ``x`` [..., in], ``weight`` [out, in], ``bias`` [out] -> [..., out]."""
-    out = x @ weight.t()
+    """x Wᵀ + b. ``x`` [..., in], ``weight`` [out, in], packed or not, ``bias`` [out] -> [..., out]."""
+    out = x @ unpacked(weight).t()
     return out if bias is None else out + bias
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from exactkv.errors import LoadError
+from exactkv.models import packed_files
 from exactkv.models.formats import floats, integers
 from exactkv.models.formats.recipe import Recipe, Shapes
 from exactkv.models.source import FLOATS, DirectorySource, is_split, shown
@@ -35,6 +36,8 @@ def open_directory(path: Path) -> DirectorySource:
         return directory
     fields = found[0] if isinstance(found[0], dict) else {"quant_method": found[0]}
     method = str(fields.get("quant_method", "?")).lower()
+    if method == packed_files.METHOD:
+        return packed_files.PackedSource(path, fields)
     if method not in READERS:
         raise LoadError(
             f"{path}: the weights are quantized ({method}), which is not supported; supported: {', '.join(READERS)}. "

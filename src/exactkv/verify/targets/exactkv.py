@@ -25,6 +25,7 @@ from exactkv.models.load import read_spec, text_config
 from exactkv.models.model import Model
 from exactkv.models.random import random_weights
 from exactkv.models.spec import LayerSpec
+from exactkv.ops.packed import dense
 from exactkv.verify.configs import read_config
 from exactkv.verify.target import (
     Array,
@@ -119,7 +120,7 @@ class ExactKVTarget(Target):
         wider = torch.float64 if self.model.dtype in (torch.float32, torch.float64) else torch.float32
         if wider == self.model.dtype:
             raise NotSupported("a wider dtype than float64")
-        weights = {name: w.to(wider) for name, w in self.model.decoder.weights.items()}
+        weights = {name: dense(w, wider) for name, w in self.model.decoder.weights.items()}
         model = Model(self.model.spec, weights, ops=self.model.decoder.ops, name=self.model.name)
         return _array(model([list(r) for r in rows]))
 
@@ -134,7 +135,7 @@ class ExactKVTarget(Target):
     def _jittered(self, scale: float, seed: int) -> Model:
         model = copy.copy(self.model)
         model.decoder = copy.copy(self.model.decoder)
-        embedding = model.decoder.embedding
+        embedding = dense(model.decoder.embedding)
         noise = torch.rand(embedding.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
         model.decoder.embedding = (embedding * (1 + scale * (2 * noise - 1))).to(embedding.dtype)
         return model
