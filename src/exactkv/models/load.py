@@ -18,7 +18,7 @@ from torch import Tensor
 from exactkv.errors import ExactKVError, InputError, LoadError
 from exactkv.models import embedded
 from exactkv.models.config import Config
-from exactkv.models.families import Family, find_family
+from exactkv.models.families import Family, find_family, model_type_of, text_type
 from exactkv.models.formats import open_directory
 from exactkv.models.model import Model
 from exactkv.models.parameters import parameters
@@ -165,21 +165,19 @@ def _open(path: Path) -> tuple[TensorSource, torch.dtype]:
 
 
 def text_config(config: Mapping[str, Any]) -> tuple[Family, dict[str, Any]]:
-    """The family, and the config of its text model: it may lie in a field of its own, some fields beside."""
+    """The family, and the config of its text model: it may lie in a field of its own, some fields beside. Its
+    "model_type", by which absent fields and some arithmetic are settled, is one that the family knows."""
     family = find_family(config)
     inner = config.get(family.nested) if family.nested else None
     if inner is None:
-        return family, dict(config)
+        return family, {**config, "model_type": model_type_of(family, config)}
     if not isinstance(inner, dict):
         raise LoadError(f"config of a {family.name} model: {family.nested} = {inner!r}; expected an object")
     outer = {name: config[name] for name in ("tie_word_embeddings", "dtype", "torch_dtype") if name in config}
     said = {
         name: value for name, value in inner.items() if value is not None or name not in outer
     }  # null may mean "none"
-    kind = f"{config.get('model_type')}_text"
-    if kind in family.architectures:
-        said.setdefault("model_type", kind)  # by which absent fields mean something
-    return family, {**outer, **said}
+    return family, {**outer, **said, "model_type": text_type(family, inner)}
 
 
 def read_spec(family: Family, fields: Mapping[str, Any], accept_fields: Collection[str] = ()) -> DecoderSpec:
