@@ -106,7 +106,9 @@ def model_type_of(family: Family, config: Mapping[str, Any]) -> str | None:
     of that, whatever it calls itself. Raises LoadError where it calls itself another known one."""
     named, given = config.get("architectures"), config.get("model_type")
     types = dict(zip(family.architectures[::2], family.architectures[1::2], strict=True))
-    known = [name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str) and name in types]
+    known = [
+        name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str) and name in types
+    ]
     if not known or given == types[known[0]]:
         return given
     others = {kind for f in FAMILIES for kind in f.architectures} - {t for n, t in types.items() if _is_wrapper(n)}
