@@ -39,6 +39,7 @@ class Config:
 
     def __init__(self, fields: Mapping[str, Any], family: str, accepted: Collection[str] = ()):
         self.fields, self.family = fields, family
+        self.accepted = frozenset(accepted)
         self.taken: set[str] = set(accepted)
         self.defaults = BY_MODEL_TYPE.get(str(fields.get("model_type")), {})
 

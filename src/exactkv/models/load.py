@@ -48,7 +48,8 @@ def load(
     "org/name@revision"), or an embedded model's name ("smollm2", "gemma3"); what exists as a file or
     directory is taken as that. ``device``: "auto" is cuda where there is one, else cpu. ``dtype``: "auto" is
     what the config names, else what most of the weights are stored in; for a GGUF file bfloat16.
-    ``accept_fields``: fields of the config that the caller has judged not to change the arithmetic.
+    ``accept_fields``: fields of the config, or of an object in it, that the caller has judged not to change the
+    arithmetic.
     ``progress``: a bar on stderr always, never, or (None) on a terminal if loading takes more than a second.
 
     Memory for the weights is taken once, on ``device`` in ``dtype``, and filled in pieces of a few megabytes or of one
@@ -60,7 +61,7 @@ def load(
         raise InputError(f"quantize is {quantize!r}; quantized weights are not supported yet, leave it None")
     on, wanted = _device(device), _dtype(dtype)
     place, name = locate(path, quiet=progress is False)
-    source, stored = _open(place)
+    source, stored = _open(place, accept_fields)
     family, fields = text_config(source.config)
     spec = read_spec(family, fields, accept_fields)
     family = as_saved(source.named(family), source.shapes())
@@ -152,10 +153,10 @@ def _download(repo: str, revision: str | None, quiet: bool) -> Path:
     raise LoadError(f"can't get the model {which} from the Hugging Face hub: {reason}. {_ALSO}") from cause
 
 
-def _open(path: Path) -> tuple[TensorSource, torch.dtype]:
+def _open(path: Path, accept_fields: Collection[str]) -> tuple[TensorSource, torch.dtype]:
     """The source at an existing path, and the dtype that "auto" means where the config does not say."""
     if path.is_dir():
-        directory = open_directory(path)
+        directory = open_directory(path, accept_fields)
         return directory, directory.dtype()
     if path.suffix == ".safetensors":
         raise LoadError(f"{path} holds weights only; give the directory that holds it and its config.json")

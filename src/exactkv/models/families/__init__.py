@@ -159,9 +159,12 @@ _MASKED = re.compile(r"\w+For(MaskedLM|PreTraining|ImageClassification)")
 
 
 def _no_decoder(config: Mapping[str, Any], given: Sequence[Any]) -> str:
-    """What the model is, if by its config it is no decoder; else nothing."""
+    """What the model is, if by its config it is no decoder; else nothing. One for causal text is, whatever it was
+    made from (ModernBertDecoder)."""
     if config.get("is_encoder_decoder"):
         return "an encoder with a decoder"
+    if any(isinstance(name, str) and name.endswith("ForCausalLM") for name in given):
+        return ""
     words = [part for name in given if isinstance(name, str) for part in re.split(r"[_\W]+", name.lower())]
     masked = any(_MASKED.fullmatch(str(name)) for name in given)
     if masked or "type_vocab_size" in config or any(word.endswith(_ENCODERS) for word in words):
@@ -195,8 +198,6 @@ def _nearest(config: Mapping[str, Any], given: Sequence[str]) -> str:
         strange = len(new) + len(reader.missing) + 4 * bool(problem) + others - _KIN * kin
         tried.append((strange, family, kind, new, problem, kin))
     _, family, kind, new, problem, kin = min(tried, key=lambda t: t[0])
-    if problem and not kin and "hidden_size" not in fields:
-        return ""
     nearest = f"{family.name} ({problem})" if problem else family.name
     means = f"a family for it would have to give a meaning to: {', '.join(new)}"
     if not new and not problem:
