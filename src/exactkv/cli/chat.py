@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exactkv.cli.options import MODEL_FORMS, Device, Dtype, size_of
+from exactkv.cli.options import MODEL_FORMS, AcceptField, Device, Dtype, size_of
 from exactkv.cli.reader import Reader
 from exactkv.errors import ExactKVError, InputError
 
@@ -81,6 +81,7 @@ def chat(
     ] = "4GB",
     dtype: Dtype = "auto",
     device: Device = "auto",
+    accept_field: AcceptField = None,
 ) -> None:
     """Talk with a model.
 
@@ -96,7 +97,8 @@ def chat(
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     sampling = Sampling(**chosen)  # before anything is loaded
     store = _store(prompt_cache_dir, prompt_cache_bytes)
-    loaded = load_model(model if model is not None else embedded.default(), device=device, dtype=dtype)
+    name = model if model is not None else embedded.default()
+    loaded = load_model(name, device=device, dtype=dtype, accept_fields=accept_field or ())
     if load is None:
         conversation = Conversation(loaded, system, sampling, max_tokens or 1024, store=store)
     else:

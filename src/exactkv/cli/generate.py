@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from exactkv.cli.options import (
+    AcceptField,
     ChatOrRaw,
     Deadline,
     Device,
@@ -91,6 +92,7 @@ def generate(
     ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    accept_field: AcceptField = None,
     prompt_cache: Annotated[
         Path | None,
         typer.Option(
@@ -158,6 +160,7 @@ def generate(
             model=model,
             device=device,
             dtype=dtype,
+            accept_fields=accept_field or (),
             defaults={
                 "max_tokens": max_tokens, "stop": stop or (), "include_stop": include_stop, "deadline": deadline,
                 "logprobs": logprobs,
@@ -184,15 +187,16 @@ def generate(
 
     chosen = sampling_from(settings, sampling)
     _check_place(prompt_cache)
-    started = time.perf_counter()
-    loaded = load(name if name is not None else default_model(), device=device, dtype=dtype)
+    accepted, started = accept_field or (), time.perf_counter()
+    loaded = load(name if name is not None else default_model(), device=device, dtype=dtype, accept_fields=accepted)
     load_seconds = time.perf_counter() - started
     given = as_prompt(loaded, text, chat, system)
     cache = _saved_cache(prompt_cache, loaded)
     result = Result(
         stream(
             loaded, given, max_tokens, chosen, cache=cache, stop=stop or (), include_stop=include_stop,
-            deadline=deadline, logprobs=logprobs, draft=load_draft(draft, device, dtype), draft_tokens=draft_tokens,
+            deadline=deadline, logprobs=logprobs, draft=load_draft(draft, device, dtype, accepted),
+            draft_tokens=draft_tokens,
         )
     )  # fmt: skip
     result.run(None if as_json else sys.stdout.write)
