@@ -5,8 +5,8 @@
 A `Conversation` goes through them, so checkpoints are those that it asks for. Its words are random token ids, so that
 base models and tiny random ones take part: *append* a message, the *same* prompt again, *regenerate* (after an answer),
 *edit* the last message, *drop thinking* (the template opens it in the generation prompt and leaves it out of earlier
-answers), and edit an *earlier* message. Each is run on the conversation's cache (hot), and on none (cold); both must say
-the same tokens, and their logits must agree to 5e-6 of the largest. transformers runs the same shape with random
+answers), and edit an *earlier* message. Each is run on the conversation's cache (hot), and on none (cold); both must
+say the same tokens, and their logits must agree to 5e-6 of the largest. transformers runs the same shape with random
 weights: its DynamicCache cropped to the common prefix, all recomputed where it cannot be cropped. Everything in
 float32, in one run, so compare within it.
 """

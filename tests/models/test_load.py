@@ -189,7 +189,7 @@ def test_unknown_fields_are_refused_or_accepted_by_name(model_dir: Path) -> None
         ({"rope_parameters": None, "rope_theta": 0}, "base would be 0.0"),
         ({"rope_parameters": None, "rope_theta": float("nan")}, "base would be nan"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "rope_theta": 777}, "rope_theta is 777 and"),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "window is 0"),
+        ({"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 0}, "window is 0"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized (bitsandbytes)"),
         ({"architectures": ["Llama4ForConditionalGeneration"], "text_config": 3}, "expected an object"),
     ],

@@ -100,6 +100,20 @@ def test_where_a_family_knows_every_field_the_arithmetic_is_what_may_differ() ->
         find_family(transformers.AutoConfig.for_model("flex_olmo").to_dict())
 
 
+@pytest.mark.parametrize("kind", ["dbrx", "blt", "mpt", "xlnet", "ctrl", "bloom"])
+def test_there_is_a_nearest_family_whatever_the_fields_are_called(kind: str) -> None:
+    config = {**transformers.AutoConfig.for_model(kind).to_dict(), "architectures": ["XForCausalLM"]}
+    with pytest.raises(LoadError, match=r"The nearest supported family by the config's (name and )?fields is \w+"):
+        find_family(config)
+
+
+def test_a_decoder_made_from_an_encoder_is_no_encoder() -> None:
+    config = {**transformers.AutoConfig.for_model("modernbert-decoder").to_dict()}
+    with pytest.raises(LoadError, match="The nearest supported family") as caught:
+        find_family({**config, "architectures": ["ModernBertDecoderForCausalLM"]})
+    assert "an encoder" not in str(caught.value)
+
+
 # sizes
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exactkv.cli.options import MODEL_FORMS, Device, Dtype, size_of
+from exactkv.cli.options import MODEL_FORMS, AcceptField, Device, Dtype, size_of
 from exactkv.cli.reader import Reader
 from exactkv.cli.structured import (
     Grammar,
@@ -103,6 +103,7 @@ def chat(
     ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    accept_field: AcceptField = None,
 ) -> None:
     """Talk with a model.
 
@@ -119,7 +120,8 @@ def chat(
     sampling = Sampling(**chosen)  # before anything is loaded
     structure, given_tools = structure_from(json_schema, grammar, regex), read_tools(tools)
     store = _store(prompt_cache_dir, prompt_cache_bytes)
-    loaded = load_model(model if model is not None else embedded.default(), device=device, dtype=dtype)
+    name = model if model is not None else embedded.default()
+    loaded = load_model(name, device=device, dtype=dtype, accept_fields=accept_field or ())
     if load is None:
         conversation = Conversation(
             loaded, system, sampling, max_tokens or 1024, store=store, storage=kv_storage or "dense"

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from exactkv.cli.options import (
+    AcceptField,
     ChatOrRaw,
     Deadline,
     Device,
@@ -93,6 +94,7 @@ def generate(
     ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    accept_field: AcceptField = None,
     prompt_cache: Annotated[
         Path | None,
         typer.Option(
@@ -166,6 +168,7 @@ def generate(
             model=model,
             device=device,
             dtype=dtype,
+            accept_fields=accept_field or (),
             defaults={
                 "max_tokens": max_tokens, "stop": stop or (), "include_stop": include_stop, "deadline": deadline,
                 "logprobs": logprobs, "structure": structure,
@@ -195,8 +198,8 @@ def generate(
     if given_tools is not None and chat is False:
         raise typer.BadParameter("--tools belongs to the chat template; leave out --raw")
     _check_place(prompt_cache)
-    started = time.perf_counter()
-    loaded = load(name if name is not None else default_model(), device=device, dtype=dtype)
+    accepted, started = accept_field or (), time.perf_counter()
+    loaded = load(name if name is not None else default_model(), device=device, dtype=dtype, accept_fields=accepted)
     load_seconds = time.perf_counter() - started
     given = as_prompt(loaded, text, chat, system)
     shown = None
@@ -206,7 +209,8 @@ def generate(
     result = Result(
         stream(
             loaded, given, max_tokens, chosen, cache=cache, stop=stop or (), include_stop=include_stop,
-            deadline=deadline, logprobs=logprobs, draft=load_draft(draft, device, dtype), draft_tokens=draft_tokens,
+            deadline=deadline, logprobs=logprobs, draft=load_draft(draft, device, dtype, accepted),
+            draft_tokens=draft_tokens,
             structure=structure, show_special_tokens=shown is not None,
             storage=kv_storage,
         ),

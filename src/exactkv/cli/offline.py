@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -37,6 +37,7 @@ class Job:
     model: str | None
     device: str
     dtype: str
+    accept_fields: Collection[str]
     defaults: Mapping[str, Any]
     sampling: Sampling
     chat: bool | None
@@ -54,8 +55,9 @@ def run(job: Job) -> int:
     with _opened(job.file) as file:
         results = Results(job.out)
         try:
-            model = load(job.model if job.model is not None else default_model(), device=job.device, dtype=job.dtype)
-            draft = load_draft(job.draft, job.device, job.dtype)
+            name = job.model if job.model is not None else default_model()
+            model = load(name, device=job.device, dtype=job.dtype, accept_fields=job.accept_fields)
+            draft = load_draft(job.draft, job.device, job.dtype, job.accept_fields)
             make_draft(draft, model, GREEDY)  # what is wrong with the options is told before anything is done
             make_text(model, [0], sampling=job.sampling, **job.defaults)
             Engine(model, job.max_rows, job.step_tokens, job.max_bytes, storage=job.kv_storage)

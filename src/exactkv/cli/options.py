@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -46,6 +46,16 @@ Deadline = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64, or auto: the model's own.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ..., or auto: cuda where there is one.")]
+AcceptField = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accept-field",
+        metavar="NAME",
+        show_default=False,
+        help="A field of the model's config that is unknown here and, in your judgement, does not change the "
+        "arithmetic; may be given several times.",
+    ),
+]
 ChatOrRaw = Annotated[
     bool | None,
     typer.Option(
@@ -106,13 +116,13 @@ def sampling_from(given: Mapping[str, Any], more: str | None) -> Sampling:
     return Sampling.from_dict({**content, **settings})
 
 
-def load_draft(name: str, device: str, dtype: str) -> Model | str | None:
+def load_draft(name: str, device: str, dtype: str, accept_fields: Collection[str] = ()) -> Model | str | None:
     """What ``--draft`` names, as `stream` takes it."""
     if name in ("lookup", "none"):
         return None if name == "none" else name
     from exactkv.models.load import load
 
-    return load(name, device=device, dtype=dtype)
+    return load(name, device=device, dtype=dtype, accept_fields=accept_fields)
 
 
 SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,

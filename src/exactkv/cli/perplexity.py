@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exactkv.cli.options import MODEL_FORMS, Device, Dtype, KVStorage
+from exactkv.cli.options import MODEL_FORMS, AcceptField, Device, Dtype, KVStorage
 from exactkv.cli.output import print_json
 from exactkv.errors import InputError
 
@@ -51,6 +51,7 @@ def perplexity(
     dtype: Dtype = "auto",
     device: Device = "auto",
     kv_storage: KVStorage = "dense",
+    accept_field: AcceptField = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Measure how well a model foretells a text, in strided windows.
@@ -63,7 +64,7 @@ def perplexity(
     from exactkv.generation import perplexity as measure
     from exactkv.models.load import load
 
-    loaded = load(model, device=device, dtype=dtype)
+    loaded = load(model, device=device, dtype=dtype, accept_fields=accept_field or ())
     if loaded.tokenizer is None:
         raise InputError("this model has no tokenizer, so it cannot read a text")
     ids, num_bytes = _tokens(loaded.tokenizer, text, max_tokens)

@@ -39,6 +39,7 @@ class Config:
 
     def __init__(self, fields: Mapping[str, Any], family: str, accepted: Collection[str] = ()):
         self.fields, self.family = fields, family
+        self.accepted = frozenset(accepted)
         self.taken: set[str] = set(accepted)
         self.defaults = BY_MODEL_TYPE.get(str(fields.get("model_type")), {})
 
@@ -92,7 +93,8 @@ class Config:
             shown = ", ".join(f"{name} = {self.fields[name]!r}"[:80] for name in unknown)
             raise LoadError(
                 f"config of a {self.family} model: unknown fields that may change the arithmetic: {shown}. "
-                "If they do not, pass their names as load(..., accept_fields=[...])."
+                "If they do not, pass their names as load(..., accept_fields=[...]), or with --accept-field to "
+                "generate, chat or perplexity."
             )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from exactkv.errors import ExactKVError, InputError, LoadError
 from exactkv.models import embedded
 from exactkv.models.config import Config
-from exactkv.models.families import Family, find_family
+from exactkv.models.families import Family, find_family, model_type_of, text_type
 from exactkv.models.formats import open_directory
 from exactkv.models.model import Model
 from exactkv.models.packed_files import PackedSource, StoredPacked
@@ -55,7 +55,8 @@ def load(
     ``quantize``: round weights to "int8" or "int4" on loading, in groups of 128 and 32 numbers of a row, or as many as
     stand after a colon ("int4:64"); which ones: docs/quantization.md. None takes them as the files mean them, packed
     where `exactkv quantize` has packed them.
-    ``accept_fields``: fields of the config that the caller has judged not to change the arithmetic.
+    ``accept_fields``: fields of the config, or of an object in it, that the caller has judged not to change the
+    arithmetic.
     ``progress``: a bar on stderr always, never, or (None) on a terminal if loading takes more than a second.
 
     Memory for the weights is taken once, on ``device`` in ``dtype``, and filled in pieces of a few megabytes or of one
@@ -78,7 +79,7 @@ def load_with_source(
     form = None if quantize is None else weight_format(quantize)
     on, wanted = as_device(device), as_dtype(dtype)
     place, name = locate(path, quiet=progress is False)
-    source, stored = _open(place)
+    source, stored = _open(place, accept_fields)
     family, fields = text_config(source.config)
     spec = read_spec(family, fields, accept_fields)
     family = as_saved(source.named(family), source.shapes())
@@ -221,10 +222,10 @@ def _download(repo: str, revision: str | None, quiet: bool) -> Path:
     raise LoadError(f"can't get the model {which} from the Hugging Face hub: {reason}. {_ALSO}") from cause
 
 
-def _open(path: Path) -> tuple[TensorSource, torch.dtype]:
+def _open(path: Path, accept_fields: Collection[str]) -> tuple[TensorSource, torch.dtype]:
     """The source at an existing path, and the dtype that "auto" means where the config does not say."""
     if path.is_dir():
-        directory = open_directory(path)
+        directory = open_directory(path, accept_fields)
         return directory, directory.dtype()
     if path.suffix == ".safetensors":
         raise LoadError(f"{path} holds weights only; give the directory that holds it and its config.json")
@@ -234,21 +235,19 @@ def _open(path: Path) -> tuple[TensorSource, torch.dtype]:
 
 
 def text_config(config: Mapping[str, Any]) -> tuple[Family, dict[str, Any]]:
-    """The family, and the config of its text model: it may lie in a field of its own, some fields beside."""
+    """The family, and the config of its text model: it may lie in a field of its own, some fields beside. Its
+    "model_type", by which absent fields and some arithmetic are settled, is one that the family knows."""
     family = find_family(config)
     inner = config.get(family.nested) if family.nested else None
     if inner is None:
-        return family, dict(config)
+        return family, {**config, "model_type": model_type_of(family, config)}
     if not isinstance(inner, dict):
         raise LoadError(f"config of a {family.name} model: {family.nested} = {inner!r}; expected an object")
     outer = {name: config[name] for name in ("tie_word_embeddings", "dtype", "torch_dtype") if name in config}
     said = {
         name: value for name, value in inner.items() if value is not None or name not in outer
     }  # null may mean "none"
-    kind = f"{config.get('model_type')}_text"
-    if kind in family.architectures:
-        said.setdefault("model_type", kind)  # by which absent fields mean something
-    return family, {**outer, **said}
+    return family, {**outer, **said, "model_type": text_type(family, inner)}
 
 
 def read_spec(family: Family, fields: Mapping[str, Any], accept_fields: Collection[str] = ()) -> DecoderSpec:

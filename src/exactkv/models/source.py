@@ -25,6 +25,7 @@ FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 _SMALL = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
 STORED = {**FLOATS, **_SMALL}
 """Those, and the ones in which quantized weights are stored."""
@@ -143,11 +144,15 @@ class DirectorySource:
             )
 
     def same(self, first: str, second: str) -> bool:
-        """Whether two tensors are equal in dtype, shape and every value. Reads both, in pieces."""
+        """Whether two tensors are equal in shape and every value, also where their dtypes differ. Reads both, in
+        pieces."""
         (file, a), (other_file, b) = self._tensors[first], self._tensors[second]
-        if (a.dtype, a.shape) != (b.dtype, b.shape):
+        if a.shape != b.shape or (a.dtype != b.dtype and not {a.dtype, b.dtype} <= FLOATS.keys()):
             return False
-        return all(torch.equal(x, y) for (_, _, x), (_, _, y) in zip(file.pieces(a), other_file.pieces(b), strict=True))
+        wide = STORED[a.dtype] if a.dtype == b.dtype else torch.promote_types(FLOATS[a.dtype], FLOATS[b.dtype])
+        rows = max(1, _PIECE * (a.shape or (1,))[0] // max(1, a.nbytes, b.nbytes))
+        pairs = zip(file.pieces(a, rows=rows), other_file.pieces(b, rows=rows), strict=True)
+        return all(torch.equal(x.to(wide), y.to(wide)) for (_, _, x), (_, _, y) in pairs)
 
     def tokenizer(self) -> Tokenizer | None:
         from exactkv.models.tokenizer import Tokenizer
@@ -200,12 +205,14 @@ class SafetensorsFile:
             place = out[first // each : last // each] if tensor.shape else out
             place.copy_(piece.view(place.shape))
 
-    def pieces(self, tensor: StoredTensor, multiple: int = 1) -> Iterator[tuple[int, int, Tensor]]:
-        """The tensor cut along its first axis, ``multiple`` rows or more a piece: (from, to, values)."""
-        rows = tensor.shape[0] if tensor.shape else 1
-        step = multiple * max(1, _PIECE * rows // max(1, tensor.nbytes * multiple))
-        for first in range(0, rows, step):
-            last = min(rows, first + step)
+    def pieces(
+        self, tensor: StoredTensor, multiple: int = 1, rows: int | None = None
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """The tensor cut along its first axis, ``multiple`` rows or more a piece, or ``rows``: (from, to, values)."""
+        count = tensor.shape[0] if tensor.shape else 1
+        step = rows or multiple * max(1, _PIECE * count // max(1, tensor.nbytes * multiple))
+        for first in range(0, count, step):
+            last = min(count, first + step)
             with self._open() as file:
                 piece = file.get_slice(tensor.name)[first:last] if tensor.shape else file.get_tensor(tensor.name)
             yield first, last, piece

@@ -43,8 +43,8 @@ def _check(config: dict[str, Any], path: Path) -> None:
     """Refuse what shrinking would put right in silence: a config that no model could have."""
     text = config.get("text_config")
     texts = [config, *([text] if isinstance(text, dict) else [])]
-    if not any(isinstance(t.get("model_type"), str) for t in texts):
-        raise LoadError(f"{path} names no model_type; expected the config.json of a model")
+    if not any(isinstance(t.get("model_type"), str) or t.get("architectures") for t in texts):
+        raise LoadError(f"{path} names no model_type and no architectures; expected the config.json of a model")
     for fields in texts:
         for name in _SIZES & fields.keys():
             value = fields[name]

@@ -101,6 +101,43 @@ def find_family(config: Mapping[str, Any]) -> Family:
     raise LoadError(f"unsupported architecture: the config names {shown}. {nearest}Supported: {supported}.")
 
 
+def model_type_of(family: Family, config: Mapping[str, Any]) -> str | None:
+    """The "model_type" by which a config of this family is read: where it names an architecture that is known, the one
+    of that, whatever it calls itself. Raises LoadError where it calls itself another known one."""
+    named, given = config.get("architectures"), config.get("model_type")
+    types = dict(zip(family.architectures[::2], family.architectures[1::2], strict=True))
+    known = [
+        name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str) and name in types
+    ]
+    if not known or given == types[known[0]]:
+        return given
+    others = {kind for f in FAMILIES for kind in f.architectures} - {t for n, t in types.items() if _is_wrapper(n)}
+    if isinstance(given, str) and given in others:
+        raise LoadError(
+            f"config of a {family.name} model: architectures names {known[0]!r}, which goes with the model_type "
+            f"{types[known[0]]!r}, and model_type is {given!r}; correct the one that is wrong"
+        )
+    return types[known[0]]
+
+
+def text_type(family: Family, inner: Mapping[str, Any]) -> str:
+    """The "model_type" by which the text model's config within a larger one is read. Raises LoadError."""
+    names, types = family.architectures[::2], family.architectures[1::2]
+    texts = [kind for name, kind in zip(names, types, strict=True) if not _is_wrapper(name)]
+    given = inner.get("model_type")
+    if given in texts:
+        return str(given)
+    if isinstance(given, str) and any(given in f.architectures for f in FAMILIES if f is not family):
+        raise LoadError(
+            f"config of a {family.name} model: {family.nested}'s model_type is {given!r}; expected {' or '.join(texts)}"
+        )
+    return texts[0]
+
+
+def _is_wrapper(architecture: str) -> bool:
+    return architecture.endswith("ForConditionalGeneration")
+
+
 _OTHER_HEAD = re.compile(r"\w+For(?!CausalLM|ConditionalGeneration)[A-Z]\w*")
 
 
@@ -122,9 +159,12 @@ _MASKED = re.compile(r"\w+For(MaskedLM|PreTraining|ImageClassification)")
 
 
 def _no_decoder(config: Mapping[str, Any], given: Sequence[Any]) -> str:
-    """What the model is, if by its config it is no decoder; else nothing."""
+    """What the model is, if by its config it is no decoder; else nothing. One for causal text is, whatever it was
+    made from (ModernBertDecoder)."""
     if config.get("is_encoder_decoder"):
         return "an encoder with a decoder"
+    if any(isinstance(name, str) and name.endswith("ForCausalLM") for name in given):
+        return ""
     words = [part for name in given if isinstance(name, str) for part in re.split(r"[_\W]+", name.lower())]
     masked = any(_MASKED.fullmatch(str(name)) for name in given)
     if masked or "type_vocab_size" in config or any(word.endswith(_ENCODERS) for word in words):
@@ -158,8 +198,6 @@ def _nearest(config: Mapping[str, Any], given: Sequence[str]) -> str:
         strange = len(new) + len(reader.missing) + 4 * bool(problem) + others - _KIN * kin
         tried.append((strange, family, kind, new, problem, kin))
     _, family, kind, new, problem, kin = min(tried, key=lambda t: t[0])
-    if problem and not kin and "hidden_size" not in fields:
-        return ""
     nearest = f"{family.name} ({problem})" if problem else family.name
     means = f"a family for it would have to give a meaning to: {', '.join(new)}"
     if not new and not problem:
@@ -202,4 +240,4 @@ def _kin(given: Sequence[str], family: Family) -> bool:
     return any(a in b or b in a for a in ours for b in theirs)
 
 
-__all__ = ["FAMILIES", "Alternating", "Family", "Source", "Transposed", "find_family"]
+__all__ = ["FAMILIES", "Alternating", "Family", "Source", "Transposed", "find_family", "model_type_of", "text_type"]

@@ -8,7 +8,7 @@ from typing import Any
 from exactkv.cache import AttentionPattern, FullAttention, SlidingWindow
 from exactkv.errors import LoadError
 from exactkv.models.config import Config
-from exactkv.models.spec import DecoderSpec, DynamicNtk, LayerSpec, MlpSpec
+from exactkv.models.spec import DecoderSpec, DynamicNtk, LayerSpec, LinearScaling, MlpSpec, YarnScaling
 
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu",
@@ -63,6 +63,31 @@ def patterns(config: Config, default_window: int | None = 4096) -> Mapping[str, 
     return UNWINDOWED if window is None else {FULL: FullAttention(), SLIDING: SlidingWindow(window=window)}
 
 
+def max_length(config: Config, layers: Sequence[LayerSpec], default: int = 2048, linear: bool = True) -> int:
+    """The maximum length: what the factor of a scaled rope makes of the length before it. Many configs say that already
+    (DeepSeek's, GPT-OSS's: 4096 times 40, 4096 times 32), others the length before (Qwen's with the YaRN of their
+    cards; linear scaling and dynamic NTK nearly always, but for ``linear``). Never less than the config says."""
+    length: int = config.take("max_position_embeddings", default)
+    if not isinstance(length, int):
+        return length  # check_spec says what is wrong
+    found = [length]
+    for scaling in {layer.rope.scaling for layer in layers if layer.rope is not None}:
+        match scaling:
+            case YarnScaling() | DynamicNtk():
+                found.append(int(scaling.factor * scaling.original_max_position))
+            case LinearScaling() if linear:
+                found.append(int(scaling.factor * (_before_scaling(config) or length)))
+    return max(found)
+
+
+def _before_scaling(config: Config) -> int | None:
+    """The length before linear scaling, if the config says it."""
+    ropes = [config.fields.get(name) or {} for name in ("rope_scaling", "rope_parameters")]
+    name = "original_max_position_embeddings"
+    given = config.take(name, None)
+    return next((int(rope[name]) for rope in ropes if rope.get(name)), given)
+
+
 def decoder(
     config: Config,
     layers: Sequence[LayerSpec],
@@ -72,18 +97,14 @@ def decoder(
     **words: Any,
 ) -> DecoderSpec:
     """The decoder of these layers, with the fields that every config has. ``eps`` names the field, ``tied`` is what
-    no "tie_word_embeddings" means. With dynamic NTK the maximum length is what its factor makes of it."""
-    length = config.take("max_position_embeddings", 2048)
-    for layer in layers:
-        if layer.rope is not None and isinstance(layer.rope.scaling, DynamicNtk):
-            length = int(config.take("max_position_embeddings") * layer.rope.scaling.factor)
+    no "tie_word_embeddings" means."""
     return DecoderSpec(
         family=config.family,
         vocab_size=config.take("vocab_size"),
         hidden_size=config.take("hidden_size"),
         layers=tuple(layers),
         norm_eps=config.take(eps, default_eps),
-        max_length=length,
+        max_length=max_length(config, layers),
         tied_head=bool(config.take("tie_word_embeddings", tied)),
         **words,
     )

@@ -37,7 +37,8 @@ class Family:
     """``names``: our parameter -> the files' tensors that are stacked in it; "{i}" is the layer's number, "{e}" an
     expert's, where each expert has tensors of its own. A parameter with fewer parts has the first of them.
     ``instead``: other tables, each for the parameters that some files hold otherwise.
-    ``architectures``: the config's names for this family, by "architectures" or "model_type".
+    ``architectures``: the config's names for this family: by "architectures", each followed by the "model_type" that
+    goes with it; those of text models first.
     ``nested``: the field that holds the text model's config, if it has one of its own.
     ``prefixes``: what the files may put before each name; one that begins with "model." goes in place of the name's
     own "model.". ``left_aside``: regular expressions of tensors that the decoder does not need; "{layers}" is the

@@ -6,7 +6,7 @@ from __future__ import annotations
 from exactkv.cache import FullAttention, SlidingWindow
 from exactkv.models.config import Config
 from exactkv.models.families import llama
-from exactkv.models.families.common import FULL, SLIDING, every, layer_kinds
+from exactkv.models.families.common import FULL, SLIDING, every, layer_kinds, max_length
 from exactkv.models.families.family import Family
 from exactkv.models.families.ropes import ropes_of_kinds
 from exactkv.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
@@ -60,7 +60,7 @@ def spec(config: Config) -> DecoderSpec:
         hidden_size=hidden,
         layers=layers,
         norm_eps=config.take("rms_norm_eps", 1e-6),
-        max_length=config.take("max_position_embeddings", 131_072),
+        max_length=max_length(config, layers, 131_072, linear=False),  # theirs counts it
         tied_head=bool(config.take("tie_word_embeddings", True)),
         norm_offset=1.0,
         embedding_scale=hidden**0.5,

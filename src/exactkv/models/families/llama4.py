@@ -7,6 +7,7 @@ from exactkv.cache import ChunkedAttention, FullAttention
 from exactkv.errors import LoadError
 from exactkv.models.config import Config
 from exactkv.models.families import llama
+from exactkv.models.families.common import max_length
 from exactkv.models.families.family import Family, Names, Transposed
 from exactkv.models.families.ropes import rope
 from exactkv.models.spec import (
@@ -77,7 +78,7 @@ def spec(config: Config) -> DecoderSpec:
         hidden_size=hidden,
         layers=tuple(layers),
         norm_eps=config.take("rms_norm_eps", 1e-5),
-        max_length=config.take("max_position_embeddings", 131_072),
+        max_length=max_length(config, layers, 131_072),
         tied_head=bool(config.take("tie_word_embeddings", False)),
     )
 

@@ -1,4 +1,5 @@
-"""Mistral, a Llama with a window; Ministral, with windows on some layers; Ministral 3, with a query temperature."""
+"""Mistral, a Llama with a window; Ministral, with windows on some layers; Ministral 3, with a query temperature; and
+the text model of Mistral 3, which is one of these."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def spec(config: Config) -> DecoderSpec:
             temperature = QueryTemperature(
                 fields["llama_4_scaling_beta"], fields["original_max_position_embeddings"], first=0
             )
-    turned = rope(config, shape["head_dim"], others=("llama_4_scaling_beta",))
+    turned = rope(config, shape["head_dim"], others=("llama_4_scaling_beta",) if is_ministral3 else ())
     dense = mlp(config)
     layers = [
         LayerSpec(AttentionSpec(by_kind[kind], **shape, rope=turned, temperature=temperature), dense)
@@ -31,7 +32,13 @@ def spec(config: Config) -> DecoderSpec:
 
 FAMILY = Family(
     "mistral",
-    ("MistralForCausalLM", "mistral", "MinistralForCausalLM", "ministral", "Ministral3ForCausalLM", "ministral3"),
+    (
+        "MistralForCausalLM", "mistral", "MinistralForCausalLM", "ministral", "Ministral3ForCausalLM", "ministral3",
+        "Mistral3ForConditionalGeneration", "mistral3",
+    ),
     spec,
     llama.NAMES,
-)
+    nested="text_config",
+    prefixes=("", "language_model.", "model.language_model."),
+    left_aside=(r".*rotary_emb\.inv_freq", r"(model\.)?(vision_tower|multi_modal_projector)\..*"),
+)  # fmt: skip

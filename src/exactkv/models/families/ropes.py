@@ -97,7 +97,7 @@ def rope_of(
     named = {str(fields[name]) for name in ("type", "rope_type") if fields.get(name) is not None}
     if len(named - {"su", "longrope"}) > 1 and "short_factor" not in fields:
         raise LoadError(f"config of a {config.family} model: rope's type is {' and '.join(sorted(named))}; keep one")
-    inner = Config({k: v for k, v in fields.items() if k != "type"}, f"{config.family} rope")
+    inner = Config({k: v for k, v in fields.items() if k != "type"}, f"{config.family} rope", config.accepted)
     kind = inner.expect("rope_type", *KINDS, default=fields.get("type", "default"))
     kind = "longrope" if "short_factor" in fields else kind  # once called "su", and "yarn"
     if kind == "yarn" and base <= 1.0:
@@ -107,7 +107,9 @@ def rope_of(
         )
     dim = int(head_dim * partial)
     scaling, amplitude = _scaling(kind, inner, config, dim)
-    inner.ignore("max_position_embeddings", *(() if scaling else ("factor", "original_max_position_embeddings")))
+    if scaling is None or isinstance(scaling, LinearScaling):  # a length that counts for the maximum alone
+        inner.ignore("original_max_position_embeddings", *(() if scaling else ("factor",)))
+    inner.ignore("max_position_embeddings")
     inner.finish()
     return RopeSpec(dim, base, interleaved, scaling, amplitude)
 

@@ -9,28 +9,40 @@ import torch
 from torch import Tensor
 
 from exactkv.errors import LoadError
-from exactkv.models.formats.recipe import Block, Recipe, Shapes, block_of, ending, spread, stems, whole, whole_number
+from exactkv.models.formats.recipe import (
+    Block,
+    Recipe,
+    Shapes,
+    block_of,
+    ending,
+    numbers_of,
+    spread,
+    stems,
+    whole,
+    whole_number,
+)
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The numbers of 4 bits (OCP Microscaling Formats, section 5.3.3)."""
 
 
 def fp8(fields: Mapping[str, Any], shapes: Shapes) -> tuple[dict[str, Recipe], set[str]]:
-    """DeepSeek V3's: "weight" times "weight_scale_inv", a number a block of "weight_block_size"."""
+    """DeepSeek V3's: "weight" times "weight_scale_inv", a number a block of "weight_block_size"; experts may be
+    stacked, [E, rows, columns]. Scales may be powers of two, as exponents ("scale_fmt": "ue8m0")."""
     block = block_size("weight_block_size", fields.get("weight_block_size") or [128, 128])
-    recipes = {}
-    for stem in stems(shapes, ".weight_scale_inv"):
-        name, scale = f"{stem}.weight", f"{stem}.weight_scale_inv"
+    powers, recipes = fields.get("scale_fmt") == "ue8m0", {}
+    for name in stems(shapes, "_scale_inv"):  # "….weight", or experts' "…_proj"
+        scale = f"{name}_scale_inv"
         if name in shapes:
             found = block_of(scale, shapes[name], shapes[scale], (block, whole(shapes[name])))
-            recipes[name] = Recipe(shapes[name], (name, scale), scaled(found))
+            recipes[name] = Recipe(shapes[name], (name, scale), scaled(found, powers), stacked=len(shapes[name]) == 3)
     for stem in stems(shapes, ".weight_scale"):  # a number a tensor or a row, as others write them
         name, scale = f"{stem}.weight", f"{stem}.weight_scale"
         if name in shapes:
             rows, columns = whole(shapes[name])
             declared = (block,) if fields.get("weight_block_size") else ()
             found = block_of(scale, shapes[name], shapes[scale], ((rows, columns), (1, columns), *declared))
-            recipes[name] = Recipe(shapes[name], (name, scale), scaled(found))
+            recipes[name] = Recipe(shapes[name], (name, scale), scaled(found, powers))
     return recipes, ending(shapes, ".input_scale", ".activation_scale")
 
 
@@ -41,11 +53,11 @@ def block_size(name: str, given: Any) -> Block:
     return whole_number(name, given[0]), whole_number(name, given[1])
 
 
-def scaled(block: Block) -> Any:
-    """Multiply by a number for each block."""
+def scaled(block: Block, powers: bool = False) -> Any:
+    """Multiply by a number for each block; ``powers``: see `numbers_of`."""
 
     def compute(out: Tensor, weight: Tensor, scale: Tensor) -> None:
-        out.copy_(weight.to(torch.float32) * spread(scale, tuple(weight.shape), block))
+        out.copy_(weight.to(torch.float32) * spread(numbers_of(scale, powers), tuple(weight.shape), block))
 
     return compute
 

@@ -24,6 +24,7 @@ from exactkv.models.formats.recipe import (
     block_of,
     ending,
     group_blocks,
+    numbers_of,
     per_word,
     spread,
     stems,
@@ -77,7 +78,9 @@ def compressed(fields: Mapping[str, Any], shapes: Shapes) -> tuple[dict[str, Rec
             block = block_of(scale, shapes[name], shapes[scale], _blocks(weights, shapes[name]))
             compute = _affine(block) if zero in shapes else floats.scaled(block)
             recipes[name] = Recipe(shapes[name], (name, scale, *((zero,) if zero in shapes else ())), compute)
-    return recipes, ending(shapes, ".weight_shape", ".input_scale", ".input_zero_point", ".k_scale", ".v_scale")
+    return recipes, ending(
+        shapes, ".weight_shape", ".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point"
+    )
 
 
 def _blocks(weights: list[dict[str, Any]], shape: tuple[int, ...]) -> list[Block]:
@@ -108,6 +111,7 @@ def _packed(bits: int, has_zero: bool, has_order: bool, block: Block) -> Any:
     half = 2 ** (bits - 1)
 
     def compute(out: Tensor, words: Tensor, scale: Tensor, *others: Tensor) -> None:
+        scale = numbers_of(scale)
         numbers = unpacked(words, bits, 1) - half
         zero = unpacked(others[0], bits, 0)[: scale.shape[0]] - half if has_zero else torch.zeros_like(scale)
         if zero.shape != scale.shape:
@@ -115,7 +119,7 @@ def _packed(bits: int, has_zero: bool, has_order: bool, block: Block) -> Any:
         shape = tuple(numbers.shape)
         if has_order:
             group = indices(others[-1], scale.shape[1], shape[1])
-            scale, zero = scale[:, group].to(torch.float32), zero[:, group].to(torch.float32)
+            scale, zero = scale[:, group], zero[:, group].to(torch.float32)
         out.copy_((numbers - spread(zero, shape, block)) * spread(scale, shape, block))
 
     return compute
@@ -126,7 +130,7 @@ def _affine(block: Block) -> Any:
         if zero.numel() != scale.numel():
             raise LoadError(f"zeros of shape {list(zero.shape)} for scales of {list(scale.shape)}")
         shape = tuple(numbers.shape)
-        out.copy_((numbers.to(torch.float32) - spread(zero, shape, block)) * spread(scale, shape, block))
+        out.copy_((numbers.to(torch.float32) - spread(zero, shape, block)) * spread(numbers_of(scale), shape, block))
 
     return compute
 
@@ -186,7 +190,7 @@ def _awq(block: Block) -> Any:
         if zero.shape != scales.shape:
             raise LoadError(f"zeros of shape {list(zero.shape)} for scales of {list(scales.shape)}")
         shape = tuple(numbers.shape)
-        out.copy_(((numbers - spread(zero, shape, block)) * spread(scales, shape, block)).t())
+        out.copy_(((numbers - spread(zero, shape, block)) * spread(numbers_of(scales), shape, block)).t())
 
     return compute
 
@@ -196,7 +200,7 @@ def gptq(fields: Mapping[str, Any], shapes: Shapes) -> tuple[dict[str, Recipe], 
     "gptq_v2"; each input's group in "g_idx"."""
     bits = whole_number("bits", fields.get("bits", 4))
     count = per_word(bits, "gptq")
-    shift = 0 if fields.get("checkpoint_format", "gptq") == "gptq_v2" else 1
+    shift = 0 if "gptq_v2" in (fields.get("checkpoint_format"), fields.get("format")) else 1
     recipes = {}
     for stem in stems(shapes, ".qweight"):
         words, outputs = matrix(f"{stem}.qweight", shapes)
@@ -212,7 +216,7 @@ def _gptq(bits: int, shift: int, size: int) -> Any:
 
     def compute(out: Tensor, weight: Tensor, zeros: Tensor, scales: Tensor, order: Tensor | None = None) -> None:
         numbers = unpacked(weight, bits, 0)  # [in, out]
-        zero, scale = unpacked(zeros + ones, bits, 1).to(torch.float32), scales.to(torch.float32)  # [groups, out]
+        zero, scale = unpacked(zeros + ones, bits, 1).to(torch.float32), numbers_of(scales)  # [groups, out]
         if zero.shape != scale.shape:
             raise LoadError(f"zeros of shape {list(zero.shape)} for scales of {list(scale.shape)}")
         order = torch.arange(len(numbers)) // size if order is None else order

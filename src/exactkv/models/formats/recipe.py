@@ -107,6 +107,20 @@ def spread(scale: Tensor, shape: tuple[int, ...], block: Block) -> Tensor:
     return scale.expand(shape)
 
 
+def numbers_of(scale: Tensor, powers: bool = False) -> Tensor:
+    """Scales as float32: floats, or exponents of 2 (plus 127; 255 is "not a number") of the dtype for them, or, with
+    ``powers``, in bytes. Raises LoadError for integers, whose meaning nothing tells."""
+    is_bytes = scale.dtype == torch.uint8 and powers
+    if scale.dtype == torch.float8_e8m0fnu or is_bytes:
+        exponents = scale.view(torch.uint8).to(torch.int32)
+        if bool((exponents == 255).any()):
+            raise LoadError("a scale is 255, which means 'not a number'; the files are damaged, download them again")
+        return torch.ldexp(torch.ones(exponents.shape), exponents - 127)
+    if not scale.is_floating_point():
+        raise LoadError(f"scales are {scale.dtype}, expected floats, or bytes where scale_fmt is 'ue8m0'")
+    return scale.to(torch.float32)
+
+
 def per_word(bits: int, method: str) -> int:
     """How many numbers an int32 holds. Raises LoadError where they are not whole."""
     if bits not in (2, 4, 8):

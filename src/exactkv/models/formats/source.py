@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from exactkv.errors import LoadError
 from exactkv.models import packed_files
 from exactkv.models.formats import floats, integers
-from exactkv.models.formats.recipe import Recipe, Shapes
+from exactkv.models.formats.fields import check_fields
+from exactkv.models.formats.recipe import Recipe, Shapes, ending
 from exactkv.models.source import FLOATS, DirectorySource, is_split, shown
 
 Reader = Callable[[Mapping[str, Any], Shapes], tuple[dict[str, Recipe], set[str]]]
@@ -26,9 +28,17 @@ READERS: dict[str, Reader] = {
 tensor that is computed, and the names of stored ones that only quantized activations need."""
 
 
-def open_directory(path: Path) -> DirectorySource:
-    """The source at a model directory. Raises LoadError, see DirectorySource, and where the weights are quantized in
-    a way that is not supported."""
+CACHE_SCALES = (
+    ".kv_scale", ".q_scale", ".k_scale", ".v_scale", ".prob_scale",
+    ".q_zero_point", ".k_zero_point", ".v_zero_point",
+)  # fmt: skip
+"""Tensors for caches (and attention) in 8 bits, set aside: here both keep what the projections give."""
+
+
+def open_directory(path: Path, accept_fields: Collection[str] = ()) -> DirectorySource:
+    """The source at a model directory. ``accept_fields``: see `load`.
+
+    Raises LoadError, see DirectorySource, and where the weights are quantized in a way that is not supported."""
     directory = DirectorySource(path)
     found = [f["quantization_config"] for f in _all_fields(directory.config) if f.get("quantization_config")]
     if not found:
@@ -43,6 +53,7 @@ def open_directory(path: Path) -> DirectorySource:
             f"{path}: the weights are quantized ({method}), which is not supported; supported: {', '.join(READERS)}. "
             "Take the model's version in bfloat16 or float16, or a GGUF file of it."
         )
+    check_fields(method, fields, accept_fields)
     return QuantizedSource(path, fields, READERS[method])
 
 
@@ -60,6 +71,7 @@ class QuantizedSource(DirectorySource):
         stored = super().shapes()
         self.recipes, aside = reader(fields, stored)
         used = {part for recipe in self.recipes.values() for part in recipe.parts} | aside
+        used |= ending(stored, *CACHE_SCALES)
         self._shapes = {name: shape for name, shape in stored.items() if name not in used}
         self._shapes |= {name: recipe.shape for name, recipe in self.recipes.items()}
         self._check_scales()
@@ -89,6 +101,16 @@ class QuantizedSource(DirectorySource):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return dict(self._shapes)
+
+    def same(self, first: str, second: str) -> bool:
+        if first not in self.recipes and second not in self.recipes:
+            return super().same(first, second)
+        if self._shapes[first] != self._shapes[second]:
+            return False
+        wholes = [torch.empty(self._shapes[name]) for name in (first, second)]
+        for name, whole in zip((first, second), wholes, strict=True):
+            self.read(name, whole)
+        return torch.equal(*wholes)
 
     def read(self, name: str, out: Tensor) -> None:
         recipe = self.recipes.get(name)

@@ -58,7 +58,7 @@ def tiny(config: dict[str, Any], seed: int = 0) -> dict[str, Any]:
     which they ask for. What the config itself says and nobody reads stays an error."""
     from exactkv.verify import shrink
 
-    small = shrink.shrink(config, seed)
+    small = shrink.shrink(text_config(config)[1], seed)
     family, fields = text_config(small)
     reader = Config(fields, family.name)
     family.spec(reader)
