@@ -307,7 +307,7 @@ def test_too_little_memory(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None
     def refuse(*_: Any, **__: Any) -> Tensor:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr("exactkv.models.load._device", lambda given: torch.device("cpu"))
+    monkeypatch.setattr("exactkv.models.load.as_device", lambda given: torch.device("cpu"))
     monkeypatch.setattr("exactkv.models.load.torch.empty", refuse)
     assert "its weights take 0.0 GB in float32" in refusal(saved)
 

@@ -81,6 +81,7 @@ def test_kills_within_a_limit(tmp_path):
             time.sleep(drawn.uniform(0, 0.05))
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+            lines += [line for line in said.read().splitlines(keepends=True) if line.endswith("\n")]
         assert sum(f.stat().st_size for f in tmp_path.iterdir() if "safetensors" in f.name) <= limit
     with PromptStore(directory=tmp_path, directory_bytes=limit) as store:
         check(store)
