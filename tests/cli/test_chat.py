@@ -171,7 +171,13 @@ def test_ctrl_c_twice_leaves(model_dir: Path) -> None:
     terminal = Terminal(str(model_dir))
     terminal.wait_for("to leave.*> ")
     terminal.interrupt("Ctrl-C again.*> ")
-    terminal.type("\x03")
+    for _ in range(5):  # as in `interrupt`
+        terminal.type("\x03")
+        try:
+            terminal.process.wait(8)
+        except subprocess.TimeoutExpired:
+            continue
+        break
     assert terminal.end() == 0
 
 
