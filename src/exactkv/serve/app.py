@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -14,7 +13,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
 
 from exactkv import __version__
 from exactkv.cache.store import PromptStore
@@ -30,8 +28,7 @@ from exactkv.serve.openai.responses import responses
 from exactkv.serve.openapi import document
 from exactkv.serve.options import ServeOptions
 from exactkv.serve.service import Service
-
-PAGE = Path(__file__).parent / "page"
+from exactkv.serve.static import Page
 
 
 def make_app(model: Model, options: ServeOptions | None = None, store: PromptStore | None = None) -> Starlette:
@@ -53,8 +50,7 @@ def make_app(model: Model, options: ServeOptions | None = None, store: PromptSto
         Route("/openapi.json", openapi),
     ]
     paths = frozenset(route.path for route in routes if isinstance(route, Route))
-    if PAGE.is_dir():
-        routes.append(Mount("/", StaticFiles(directory=PAGE, html=True)))
+    routes.append(Mount("/", Page()))
     middleware = [Middleware(Gate, options=service.options, metrics=service.metrics, paths=paths)]
     if service.options.cors:
         allowed = Middleware(
