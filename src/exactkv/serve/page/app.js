@@ -317,12 +317,14 @@ function begin() {
     if (document.body.classList.contains("menu")) menu(false);
     else stop();
   });
-  addEventListener("pagehide", () => running.forEach((_, id) => keep(all.find((each) => each.id === id))));
+  addEventListener("pagehide", () => running.forEach((stopping, id) => {
+    stopping.abort(); // or its end would look like the server's fault
+    keep(all.find((each) => each.id === id));
+  }));
   addEventListener("storage", (event) => { // another page of this server's has changed something
     if (!store.isOurs(event.key)) return;
     const open = all.filter((each) => each === current || running.has(each.id));
-    const read = store.conversations().map((each) => open.find((kept) => kept.id === each.id) ?? each);
-    all = read;
+    all = store.conversations().map((each) => open.find((kept) => kept.id === each.id) ?? each);
     showList();
   });
   for (const message of all.flatMap((each) => each.messages)) {
