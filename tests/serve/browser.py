@@ -110,7 +110,7 @@ class Seen:
             field = self.one(f"#settings [name={name}]")
             field.clear()
             field.send_keys(value)
-        self.press("\ue00c")  # Escape
+        self.one("#close-settings").click()
         self.until(lambda: not self.one("#settings").is_displayed())
 
     def errors(self) -> list[str]:

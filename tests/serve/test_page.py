@@ -213,6 +213,26 @@ def test_conversations_outlive_the_page(page: Seen) -> None:
     assert Seen(page.browser, page.url).texts("#list .title") == ["The Alps"]
 
 
+def test_two_open_pages_agree(page: Seen) -> None:
+    page.send("one")
+    first = page.browser.current_window_handle
+    page.browser.switch_to.new_window("tab")
+    try:
+        second = Seen(page.browser, page.url)
+        assert second.asked == ["one"]
+        second.send("two")
+        page.browser.switch_to.window(first)
+        page.until(lambda: page.asked == ["one", "two"] and len(page.replies[-1]) == 20)
+        page.click("#list .chosen", "Delete one")
+        page.browser.switch_to.alert.accept()
+        page.browser.switch_to.window(second.browser.window_handles[1])
+        second.until(lambda: second.asked == [] and second.texts("#list .title") == [])
+    finally:
+        page.browser.switch_to.window(page.browser.window_handles[1])
+        page.browser.close()
+        page.browser.switch_to.window(first)
+
+
 def test_a_reply_under_way_stays_with_its_conversation(page: Seen, talker: Talker) -> None:
     talker.pause = 0.03
     page.set(max_tokens="60")
@@ -260,7 +280,7 @@ def test_the_panel_tells_what_the_server_counted(page: Seen, server: Running) ->
 
 
 def test_errors_are_shown_in_place(page: Seen, start: Callable[..., Running], open_page: Callable[[str], Seen]) -> None:
-    page.set(top_p="7")
+    page.set(top_p="0")
     page.send("hello")
     assert "top_p" in page.texts(".message.assistant .error")[0]
     page.set(top_p="0.9")
@@ -270,9 +290,12 @@ def test_errors_are_shown_in_place(page: Seen, start: Callable[..., Running], op
     locked = start(api_keys=("sesame",))
     page = open_page(locked.url)
     page.until(lambda: "API key is wrong or missing" in page.one("#notice").text)
+    page.send("hello")
+    assert "API key is wrong or missing" in page.texts(".message.assistant .error")[0]
     page.set(key="sesame", max_tokens="5")
     page.until(lambda: not page.one("#notice").is_displayed())
-    page.send("hello")
+    page.click(".message.assistant", "Try again")
+    page.ended()
     assert page.figures["generated"] and not page.texts(".error")
     locked.stop()
     page.send("gone")
@@ -300,6 +323,10 @@ def test_a_phone_shows_all_of_it(page: Seen) -> None:
         wide = "return [...document.querySelectorAll('html, body, main, #log')].filter(e => e.scrollWidth > 320).length"
         assert page.js(wide) == 0 and not page.one("#side").is_displayed()
         page.one("#menu").click()
+        page.until(lambda: page.one("#new").is_displayed())
+        page.press(ESCAPE)
+        page.until(lambda: not page.one("#side").is_displayed())
+        page.press("\n")  # the button has the focus again
         page.until(lambda: page.one("#new").is_displayed())
         page.click("#side", "New conversation")
         page.until(lambda: not page.one("#side").is_displayed())

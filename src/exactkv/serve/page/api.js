@@ -28,11 +28,11 @@ async function refusalOf(response) {
   return error;
 }
 
-/** Its model: an id and the longest context. */
+/** Its model: an id and the longest context. A server that takes any name tells none. */
 export async function modelOf(settings) {
   const response = await fetch("v1/models", { headers: headersOf(settings) });
   if (!response.ok) throw await refusalOf(response);
-  return (await response.json()).data[0] ?? null;
+  return (await response.json()).data[0] ?? { id: "any", max_model_len: "?" };
 }
 
 /** The chunks of a reply as they come. Throws where the server refuses, fails, or falls silent before the end. */

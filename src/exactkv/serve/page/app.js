@@ -30,11 +30,15 @@ function keep(conversation) {
 }
 
 async function askModel() {
+  model = await modelOf(settings);
+  $("model").textContent = model.id;
+  $("model").title = `context: ${model.max_model_len} tokens`;
+  notice("");
+}
+
+async function showModel() {
   try {
-    model = await modelOf(settings);
-    $("model").textContent = model ? model.id : "exactkv";
-    $("model").title = model ? `context: ${model.max_model_len} tokens` : "";
-    notice("");
+    await askModel();
   } catch (error) {
     notice(error.status === 401 ? `${error.message}. The key goes into the settings.` : `The server: ${error.message}`);
   }
@@ -97,9 +101,11 @@ function remove(conversation) {
   else showList();
 }
 
+/** Where it is narrow, the list is behind a button. */
 function menu(open) {
   document.body.classList.toggle("menu", open);
   $("menu").setAttribute("aria-expanded", String(open));
+  if (open) $("new").focus();
 }
 
 // Messages.
@@ -202,7 +208,7 @@ function edit(conversation, index, made) {
 /** Generate the message at ``index``; it and what comes after it are replaced. */
 async function replyFrom(conversation, index) {
   if (running.has(conversation.id)) return;
-  const body = requestOf(conversation.messages.slice(0, index), settings, model?.id);
+  const before = conversation.messages.slice(0, index);
   const reply = { role: "assistant", content: "", runs: true };
   conversation.messages.splice(index, Infinity, reply);
   conversation.changed = Date.now();
@@ -212,8 +218,10 @@ async function replyFrom(conversation, index) {
   showMessages();
   showList();
   try {
-    await receive(reply, conversation, body, stopping.signal);
+    if (!model) await askModel();
+    await receive(reply, conversation, requestOf(before, settings, model.id), stopping.signal);
   } catch (error) {
+    if (!stopping.signal.aborted) model = null; // it may be another when the server is back
     if (stopping.signal.aborted) reply.note = "Stopped.";
     else reply.error = error instanceof TypeError ? `The server cannot be reached (${error.message}).` : error.message;
   }
@@ -296,10 +304,14 @@ function begin() {
     store.keepSettings(settings);
     showTheme();
   });
-  form.elements.key.addEventListener("change", askModel);
+  form.elements.key.addEventListener("change", showModel);
   $("open-settings").addEventListener("click", () => $("settings").showModal());
   $("settings").addEventListener("close", () => $("input").focus());
-  $("menu").addEventListener("click", () => menu(!document.body.classList.contains("menu")));
+  $("menu").addEventListener("click", (event) => {
+    event.stopPropagation();
+    menu(!document.body.classList.contains("menu"));
+  });
+  document.querySelector("main").addEventListener("click", () => menu(false));
   $("new").addEventListener("click", () => choose(store.newConversation()));
   $("stop").addEventListener("click", stop);
   $("composer").addEventListener("submit", (event) => {
@@ -314,8 +326,9 @@ function begin() {
   });
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || event.isComposing || $("settings").open) return;
-    if (document.body.classList.contains("menu")) menu(false);
-    else stop();
+    if (!document.body.classList.contains("menu")) return stop();
+    menu(false);
+    $("menu").focus();
   });
   addEventListener("pagehide", () => running.forEach((stopping, id) => {
     stopping.abort(); // or its end would look like the server's fault
@@ -323,9 +336,13 @@ function begin() {
   }));
   addEventListener("storage", (event) => { // another page of this server's has changed something
     if (!store.isOurs(event.key)) return;
-    const open = all.filter((each) => each === current || running.has(each.id));
-    all = store.conversations().map((each) => open.find((kept) => kept.id === each.id) ?? each);
+    const ours = all.filter((each) => running.has(each.id));
+    all = store.conversations().map((each) => ours.find((kept) => kept.id === each.id) ?? each);
+    const before = current;
+    const gone = before.messages.length && !ours.includes(before);
+    current = all.find((each) => each.id === before.id) ?? (gone ? all[0] ?? store.newConversation() : before);
     showList();
+    if (current.id !== before.id || JSON.stringify(current) !== JSON.stringify(before)) showMessages();
   });
   for (const message of all.flatMap((each) => each.messages)) {
     if (!message.runs) continue; // the page was closed meanwhile
@@ -335,7 +352,7 @@ function begin() {
   showTheme();
   showList();
   showMessages();
-  askModel();
+  showModel();
 }
 
 begin();

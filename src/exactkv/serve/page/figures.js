@@ -27,7 +27,7 @@ export function figures({ timings }) {
     ["decoding", "decode", seconds(timings.decode_seconds)],
   ];
   const list = rows.map(([name, id, value]) =>
-    element("div", {}, element("dt", {}, name), element("dd", { "data-figure": id }, String(value))));
+    element("div", {}, element("dt", { class: `of-${id}` }, name), element("dd", { "data-figure": id }, String(value))));
   return element("div", { class: "figures" }, element("dl", {}, ...list), picture(timings));
 }
 
@@ -40,7 +40,7 @@ function picture(timings) {
   const prompt = timings.prompt_tokens;
   const whole = Math.max(1, prompt + timings.generated_tokens);
   const made = [
-    { name: "tokens", told: `${whole}: cached, fed, generated`, bars: [
+    { name: "prompt and reply", told: `${whole}`, bars: [
       ["cached", 0, timings.cached_tokens], ["fed", timings.cached_tokens, prompt], ["generated", prompt, whole]] },
     ...timings.cache.map(({ kind, layers: count, start, end }) => ({
       name: `${kind}, ${layers(count)}`, told: end > start ? `${start} to ${end - 1}` : "nothing",
