@@ -146,6 +146,7 @@ function actionsOf(conversation, index, made) {
   if (message.role === "assistant" && index === conversation.messages.length - 1) {
     actions.append(button(message.error ? "Try again" : "Regenerate", () => replyFrom(conversation, index)));
   }
+  if (!message.content) return actions;
   actions.append(button("Edit", () => edit(conversation, index, made)));
   if (navigator.clipboard) { // browsers have none where a page comes over plain HTTP from elsewhere
     actions.append(button("Copy", async () => {

@@ -20,8 +20,8 @@ export function figures({ timings }) {
   const rows = [
     ["tokens/s", "rate", rate(timings.tokens_per_second)],
     ["time to first token", "first", seconds(timings.first_token_seconds)],
-    ["prompt tokens cached", "cached", timings.cached_tokens],
-    ["prompt tokens fed", "fed", timings.fed_tokens],
+    ["tokens cached", "cached", timings.cached_tokens],
+    ["tokens fed", "fed", timings.fed_tokens],
     ["tokens generated", "generated", timings.generated_tokens],
     ["prefill", "prefill", seconds(timings.prefill_seconds)],
     ["decoding", "decode", seconds(timings.decode_seconds)],
