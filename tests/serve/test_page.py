@@ -99,8 +99,9 @@ def test_it_is_served_with_types_that_browsers_run(start: Callable[..., Running]
         assert reply.headers["x-content-type-options"] == "nosniff"
         again = httpx.get(server.url + path, headers={"if-none-match": reply.headers["etag"]})
         assert again.status_code == 304 and not again.content
-    assert httpx.post(server.url).status_code == 405
-    for path in ("/nothing.js", "/../app.py", "/%2e%2e/app.py", "/.%2e/%2e./pyproject.toml"):
+    told = [httpx.post(server.url + path).status_code for path in ("", "/app.js", "/nothing", "/v2/chat", "/%00")]
+    assert told == [405, 405, 404, 404, 404]
+    for path in ("/nothing.js", "/../app.py", "/%2e%2e/app.py", "/.%2e/%2e./pyproject.toml", "/%00", "/" + 300 * "x"):
         missing = httpx.get(server.url + path)
         assert missing.status_code == 404 and missing.json()["error"]["message"].startswith("there is nothing at")
 
