@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -13,8 +12,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route
 
 from exactkv import __version__
 from exactkv.cache.store import PromptStore
@@ -30,15 +28,14 @@ from exactkv.serve.openai.responses import responses
 from exactkv.serve.openapi import document
 from exactkv.serve.options import ServeOptions
 from exactkv.serve.service import Service
-
-PAGE = Path(__file__).parent / "page"
+from exactkv.serve.static import page_routes
 
 
 def make_app(model: Model, options: ServeOptions | None = None, store: PromptStore | None = None) -> Starlette:
     """An ASGI application that serves ``model``; its ``state.service`` is the `Service`. ``store``: the prompt cache,
     which it closes at its end. Raises InputError where the options do not suit the model."""
     service = Service(model, options or ServeOptions(), store)
-    routes: list[BaseRoute] = [
+    routes = [
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/responses", responses, methods=["POST"]),
@@ -52,9 +49,8 @@ def make_app(model: Model, options: ServeOptions | None = None, store: PromptSto
         Route("/metrics", metrics),
         Route("/openapi.json", openapi),
     ]
-    paths = frozenset(route.path for route in routes if isinstance(route, Route))
-    if PAGE.is_dir():
-        routes.append(Mount("/", StaticFiles(directory=PAGE, html=True)))
+    paths = frozenset(route.path for route in routes)
+    routes += page_routes()
     middleware = [Middleware(Gate, options=service.options, metrics=service.metrics, paths=paths)]
     if service.options.cors:
         allowed = Middleware(
