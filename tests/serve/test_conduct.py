@@ -41,19 +41,24 @@ def cancelled(server: Running) -> float:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_leaving_frees_the_row_at_once(start: Start, stream: bool) -> None:
-    server = start(max_batch=1)
+    endless = text_model(1 << 15, byte_tokenizer())
+    endless.generation_config["eos_token_id"] = []  # /v1/messages cannot ask to go on past an end
+    assert endless.tokenizer is not None
+    endless.tokenizer.eos_token_ids = []
+    server = start(max_batch=1, model_=endless)
     chat = {k: v for k, v in LONG.items() if k != "prompt"} | {"messages": [{"role": "user", "content": "x"}]}
-    message = {"model": NAME, "max_tokens": 2000, "messages": chat["messages"]}
+    message = {"model": NAME, "messages": chat["messages"]}
     asked = [("/v1/completions", LONG), ("/v1/chat/completions", chat), ("/v1/messages", message)]
     for i, (path, content) in enumerate(asked):
-        running = sent(server, {**content, "stream": stream}, path)
+        running = sent(server, {**content, "stream": stream, "max_tokens": 30_000}, path)
         until(lambda: server.engine(lambda e: e.rows) == 1)
-        waiting = sent(server, {**content, "stream": stream}, path)
+        waiting = sent(server, {**content, "stream": stream, "max_tokens": 30_000}, path)
         until(lambda: server.engine(lambda e: e.waiting) == 1)
         waiting.close()
-        until(lambda: server.engine(lambda e: e.waiting) == 0, 2)
+        until(lambda: server.engine(lambda e: e.waiting) == 0)
+        assert server.engine(lambda e: e.rows) == 1  # the one that stayed
         running.close()
-        until(server.idle, 2)
+        until(server.idle)
         assert cancelled(server) == 2 * (i + 1)
 
 
