@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ["EXACTKV_POISON"] = "1"  # before anything that reads it
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -10,6 +11,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import pytest
 import torch
 from hypothesis import settings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background job; programs started here inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // WORKERS)))
